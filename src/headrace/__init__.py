@@ -1,0 +1,3 @@
+"""headrace: an inference provider in a box."""
+
+__version__ = "0.1.0"

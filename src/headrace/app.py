@@ -1,0 +1,458 @@
+"""The composition root: builds the service from its configuration, starts and stops its parts in order."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import fcntl
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import headrace
+from headrace.config import Config, resolve_secret
+from headrace.control.api import AdminServer, admin_token
+from headrace.control.launchers import ProcessLauncher
+from headrace.control.reconciler import Reconciler
+from headrace.control.replica import EngineSpec
+from headrace.control.status import ReplicaStatus
+from headrace.control.upstreams import Upstream as UpstreamServer
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import ConfigError
+from headrace.core.fleet import Deployment, FleetSnapshot, Replica, ReplicaState
+from headrace.core.tenant import TenantLimits
+from headrace.gateway.attempt import AttemptLimits
+from headrace.gateway.auth import Authenticator
+from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.server import Gateway, PortLimits
+from headrace.gateway.upstream import RetryRules, Upstream
+from headrace.gateway.usage import UsageCloser
+from headrace.policies.dispatch import Dispatcher
+from headrace.policies.health import HealthRules
+from headrace.policies.limits import TenantLimiter
+from headrace.stores import sqlite, tenants
+from headrace.stores.ledger import Ledger
+from headrace.stores.registry import StoredModel
+from headrace.telemetry.logfile import RotatingFile
+from headrace.telemetry.logs import LineStream, Log
+from headrace.telemetry.metrics import Metrics
+from headrace.telemetry.strays import capture_strays
+
+KEY_CHECK_S = 0.5
+ON_LOOP_LIMIT_S = 2.0
+
+Tell = Callable[[str], None]
+
+
+class Service:
+    """One running provider. Built and run on one event loop; `tell` gets lines for the person who started it.
+
+    Args:
+        models: The embedded engines' models, already in the store.
+        log_to: A file, or None for standard error.
+    """
+
+    def __init__(
+        self, config: Config, data: Path, *, models: Sequence[StoredModel], log_to: Path | None, tell: Tell
+    ) -> None:
+        self._config = config
+        self._data = data
+        self._tell = tell
+        self._clock: Clock = SystemClock()
+        self._chance = random.SystemRandom()
+        self._started_s = self._clock.now_s()
+        self._port = 0
+        self._stop = asyncio.Event()
+        self._was_ready = False
+        self._seen: dict[str, tuple[ReplicaState, int]] = {}
+        self._deployments: dict[str, Deployment] = {}
+        stream: LineStream = RotatingFile(log_to) if log_to is not None else sys.stderr
+        self._log = Log(stream, self._clock)
+        capture_strays(self._log)
+        self._metrics = Metrics()
+        self._ledger = Ledger(data / sqlite.DATABASE_NAME, clock=self._clock, on_failure=self._ledger_failed)
+        self._ledger.start()
+        self._tenants = tenants.open_tenants(data, clock=self._clock)
+        self._auth = Authenticator(tenants.load_pepper(data / tenants.PEPPER_NAME), clock=self._clock)
+        self._auth.replace(self._tenants.key_ring(_default_limits(config)))
+        self._gateway = self._build_gateway()
+        self._reconciler = self._build_reconciler(models)
+        self._admin = self._build_admin()
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT, then drains. Raises ConfigError where a port or file can't be had."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop)
+        self._log.event(
+            "service.starting", version=headrace.__version__, pid=os.getpid(), data=str(self._data)
+        )
+        self._admin_port = self._admin.start()
+        self._metrics.on_scrape(lambda: self._on_loop(self._fill_gauges))
+        self._loop = loop
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._serve(), name="gateway"),
+                    tasks.create_task(self._reconciler.run(), name="control"),
+                    tasks.create_task(self._watch_keys(), name="keys"),
+                ]
+                await self._stop.wait()
+                cut = await self._drain()
+                for task in running:
+                    task.cancel()
+        finally:
+            await asyncio.to_thread(self._ledger.stop)
+            self._admin.stop()
+            self._tenants.close()
+            (self._data / "run" / "service.json").unlink(missing_ok=True)
+        self._log.event(
+            "service.stopped", reason="signal", cut=cut, uptime_s=self._clock.now_s() - self._started_s
+        )
+        self._tell(f"stopped, {cut} requests cut" if cut else "stopped, nothing cut")
+
+    # Parts.
+
+    def _build_gateway(self) -> Gateway:
+        config, clock = self._config, self._clock
+        request, health = config.request, config.health
+        rules = HealthRules(health.failures_to_eject, health.ejection_s, health.ejection_max_s)
+        dispatcher = Dispatcher(
+            queue_length_max=config.admission.queue_length_max, health=rules, chance=self._chance
+        )
+        return Gateway(
+            auth=self._auth,
+            dispatch=Dispatch(
+                dispatcher,
+                TenantLimiter(),
+                clock=clock,
+                queue_wait_max_s=config.admission.queue_wait_max_s,
+                on_ejected=self._ejected,
+            ),
+            upstream=Upstream(
+                rules=RetryRules(request.attempts_max, request.retry_ratio, request.retry_floor_per_s),
+                limits=AttemptLimits(
+                    request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
+                ),
+                metrics=self._metrics,
+                log=self._log,
+                clock=clock,
+            ),
+            usage=UsageCloser(self._ledger, self._metrics, self._log, clock=clock),
+            limits=PortLimits(
+                connections_max=config.server.connections_max,
+                header_timeout_s=config.server.header_timeout_s,
+                idle_timeout_s=config.server.idle_timeout_s,
+                body_bytes_per_s_min=config.server.body_bytes_per_s_min,
+                body_bytes_max=config.server.body_bytes_max,
+                deadline_s=request.deadline_s,
+                deadline_max_s=request.deadline_max_s,
+                heartbeat_s=request.heartbeat_s,
+            ),
+            accepts_work=lambda: not self._ledger.is_behind,
+            metrics=self._metrics,
+            log=self._log,
+            clock=clock,
+            chance=self._chance,
+        )
+
+    def _build_reconciler(self, models: Sequence[StoredModel]) -> Reconciler:
+        engine = self._config.engine
+        return Reconciler(
+            [
+                EngineSpec(
+                    deployment=model.name,
+                    model_path=model.path,
+                    model_sha256=model.sha256,
+                    task=model.task,
+                    slots=engine.slots,
+                    context_tokens=engine.context_tokens,
+                    threads=engine.threads,
+                )
+                for model in models
+            ],
+            [
+                UpstreamServer(
+                    upstream.url,
+                    upstream.slots,
+                    f"Bearer {resolve_secret(upstream.api_key, key='upstreams.api_key')}"
+                    if upstream.api_key
+                    else "",
+                )
+                for upstream in self._config.upstreams
+            ],
+            launcher=ProcessLauncher(logs=self._data / "logs"),
+            clock=self._clock,
+            chance=self._chance,
+            publish=self._published,
+            observe=self._observed,
+        )
+
+    def _build_admin(self) -> AdminServer:
+        server = self._config.server
+        return AdminServer(
+            server.admin_host,
+            server.admin_port,
+            admin_token(self._data / "run"),
+            metrics=self._metrics,
+            status=lambda: self._on_loop(self._status),
+            heartbeat=lambda: self._clock.now_s() - self._gateway.ticked_s,
+            log=self._log,
+        )
+
+    # Tasks.
+
+    async def _serve(self) -> None:
+        server = self._config.server
+        try:
+            await self._gateway.serve(server.host, server.port, opened=self._opened)
+        except OSError as error:
+            raise ConfigError(
+                f"public port {server.host}:{server.port} can't be opened: {error.strerror or error}; "
+                "choose another with --port or `server.port`"
+            ) from error
+
+    async def _watch_keys(self) -> None:
+        """Keys and limits changed by a command are in force within a second."""
+        while True:
+            await asyncio.sleep(KEY_CHECK_S)
+            if await asyncio.to_thread(self._tenants.changed):
+                ring = await asyncio.to_thread(self._tenants.key_ring, _default_limits(self._config))
+                self._auth.replace(ring)
+                self._log.event("keys.reloaded", keys=len(ring))
+
+    async def _drain(self) -> int:
+        server = self._config.server
+        in_flight = self._gateway.in_progress
+        self._log.event("service.draining", reason="signal", in_flight=in_flight, drain_s=server.drain_s)
+        self._tell(
+            f"draining: {in_flight} requests in progress (at most {server.drain_s:.0f} s; Ctrl-C again ends at once)"
+        )
+        draining = asyncio.ensure_future(self._gateway.drain(server.drain_s))  # noqa: TID251 -- awaited just below
+        self._stop.clear()
+        ended_early = asyncio.ensure_future(self._stop.wait())  # noqa: TID251
+        await asyncio.wait({draining, ended_early}, return_when=asyncio.FIRST_COMPLETED)
+        ended_early.cancel()
+        if not draining.done():
+            draining.cancel()
+        return self._gateway.in_progress
+
+    # Called back.
+
+    def _asked_to_stop(self) -> None:
+        self._stop.set()
+
+    def _opened(self, port: int) -> None:
+        self._port = port
+        server = self._config.server
+        facts = {
+            "pid": os.getpid(),
+            "public_host": server.host,
+            "public_port": port,
+            "admin_host": server.admin_host,
+            "admin_port": self._admin_port,
+            "started_s": self._clock.wall_s(),
+        }
+        path = self._data / "run" / "service.json"
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(facts), encoding="utf-8")
+        draft.replace(path)
+        self._tell(f"public port  http://{server.host}:{port}/v1")
+        self._tell(
+            f"admin port   http://{server.admin_host}:{self._admin_port}  (token in {self._data}/run/admin.token)"
+        )
+
+    def _published(self, snapshot: FleetSnapshot) -> None:
+        self._deployments = snapshot.deployments
+        self._gateway.publish(snapshot)
+
+    def _observed(self, status: ReplicaStatus) -> None:
+        """A replica changed or was scraped: gauges, and for changes a log line and a word to the terminal."""
+        metrics, labels = self._metrics, (status.deployment, status.replica)
+        metrics.replica_ready.labels(*labels).set(status.state is ReplicaState.READY)
+        metrics.replica_restarts.labels(*labels).set(status.restarts)
+        for family, gauge in (
+            (metrics.engine_requests_processing, "requests_processing"),
+            (metrics.engine_requests_deferred, "requests_deferred"),
+            (metrics.engine_prompt_tokens, "prompt_tokens_total"),
+            (metrics.engine_generated_tokens, "tokens_predicted_total"),
+            (metrics.engine_cached_tokens, "prompt_tokens_cached_total"),
+        ):
+            if gauge in status.gauges:
+                family.labels(*labels).set(status.gauges[gauge])
+        if self._seen.get(status.replica) == (status.state, status.generation):
+            return
+        self._seen[status.replica] = (status.state, status.generation)
+        self._replica_changed(status)
+
+    def _replica_changed(self, status: ReplicaStatus) -> None:
+        facts: dict[str, Any] = {
+            "replica": status.replica,
+            "model": status.deployment,
+            "generation": status.generation,
+        }
+        match status.state:
+            case ReplicaState.STARTING:
+                self._log.event("replica.starting", **facts, pid=status.pid, restarts=status.restarts)
+            case ReplicaState.READY:
+                cold = status.cold_start
+                stages = (
+                    {}
+                    if cold is None
+                    else {"launch_s": cold.launch_s, "load_s": cold.load_s, "warm_s": cold.warm_s}
+                )
+                self._log.event("replica.ready", **facts, pid=status.pid, **stages)
+                for stage, seconds in stages.items():
+                    self._metrics.replica_cold_start_seconds.labels(
+                        status.deployment, status.replica, stage.removesuffix("_s")
+                    ).set(seconds)
+                words = (
+                    ""
+                    if cold is None
+                    else (
+                        f" after {cold.total_s:.2f} s (launch {cold.launch_s:.2f}, load {cold.load_s:.2f}, first answer {cold.warm_s:.2f})"
+                    )
+                )
+                self._tell(f"ready        {status.deployment}{words}")
+                self._first_ready()
+            case ReplicaState.FAILED:
+                self._log.event("replica.failed", **facts, reason=status.reason, restarts=status.restarts)
+                self._tell(f"failed       {status.deployment}: {status.reason}")
+            case ReplicaState.PENDING if status.reason:
+                self._log.event("replica.lost", **facts, reason=status.reason, restarts=status.restarts)
+                self._tell(f"lost         {status.deployment}: {status.reason}; starting it again")
+            case _:
+                pass
+
+    def _first_ready(self) -> None:
+        if self._was_ready:
+            return
+        self._was_ready = True
+        elapsed_s = self._clock.now_s() - self._started_s
+        server = self._config.server
+        self._log.event(
+            "service.ready",
+            host=server.host,
+            port=self._port,
+            admin_host=server.admin_host,
+            admin_port=self._admin_port,
+            elapsed_s=elapsed_s,
+        )
+        if not self._auth.key_count:
+            self._tell("no API key yet; make one with: headrace keys create --tenant demo")
+
+    def _ejected(self, replica: Replica) -> None:
+        self._log.event(
+            "replica.ejected", replica=replica.id, generation=replica.generation, reason="failures in a row"
+        )
+
+    def _ledger_failed(self, message: str) -> None:
+        self._metrics.ledger_failures.labels().add()
+        self._log.event("ledger.failing", error=message, backlog=self._ledger.backlog)
+
+    # Asked from the admin port's thread.
+
+    def _on_loop(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns, called on the gateway's loop, so that it sees no change half made."""
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(ask())
+            except Exception as error:  # noqa: BLE001 -- handed over to the asking thread
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(call)
+        return answer.result(timeout=ON_LOOP_LIMIT_S)
+
+    def _fill_gauges(self) -> None:
+        metrics, gateway = self._metrics, self._gateway
+        metrics.connections.labels().set(gateway.connection_count)
+        metrics.streams_open.labels().set(gateway.streams_open)
+        metrics.ledger_backlog.labels().set(self._ledger.backlog)
+        metrics.ledger_committed.labels().set(self._ledger.committed)
+        now_s = self._clock.now_s()
+        for model in self._deployments:
+            metrics.queue_length.labels(model).set(gateway.dispatch.queue_length(model))
+        metrics.in_flight.clear()
+        metrics.replica_ejected.clear()
+        for model, load in gateway.dispatch.loads():
+            metrics.in_flight.labels(model, load.replica.id).set(load.outstanding)
+            metrics.replica_ejected.labels(model, load.replica.id).set(load.health.is_ejected(now_s))
+
+    def _status(self) -> dict[str, Any]:
+        """The service as `headrace status` shows it."""
+        gateway, now_s = self._gateway, self._clock.now_s()
+        loads = {(model, load.replica.id): load for model, load in gateway.dispatch.loads()}
+        replicas: dict[str, list[dict[str, Any]]] = {name: [] for name in self._deployments}
+        for status in self._reconciler.status():
+            load = loads.get((status.deployment, status.replica))
+            cold = status.cold_start
+            replicas.setdefault(status.deployment, []).append(
+                {
+                    "id": status.replica,
+                    "state": status.state.value,
+                    "reason": status.reason,
+                    "generation": status.generation,
+                    "restarts": status.restarts,
+                    "slots": load.slots if load else 0,
+                    "in_flight": load.outstanding if load else 0,
+                    "ejected": bool(load and load.health.is_ejected(now_s)),
+                    "pid": status.pid,
+                    "cold_start_s": cold
+                    and {"launch": cold.launch_s, "load": cold.load_s, "warm": cold.warm_s},
+                    "gauges": dict(status.gauges),
+                }
+            )
+        return {
+            "version": headrace.__version__,
+            "uptime_s": now_s - self._started_s,
+            "ready": gateway.is_ready,
+            "connections": gateway.connection_count,
+            "in_flight": gateway.in_progress - gateway.dispatch.waiting,
+            "queued": gateway.dispatch.waiting,
+            "deployments": [
+                {
+                    "model": name,
+                    "tasks": sorted(task.value for task in deployment.tasks),
+                    "revision": deployment.revision,
+                    "ready": len(deployment.replicas),
+                    "queued": gateway.dispatch.queue_length(name),
+                    "replicas": replicas[name],
+                }
+                for name, deployment in self._deployments.items()
+            ],
+            "ledger": {
+                "backlog": self._ledger.backlog,
+                "committed": self._ledger.committed,
+                "failed": self._ledger.failed,
+            },
+        }
+
+
+def _default_limits(config: Config) -> TenantLimits:
+    defaults = config.tenant_defaults
+    return TenantLimits(defaults.requests_per_minute, defaults.requests_burst, defaults.concurrency_max)
+
+
+@contextlib.contextmanager
+def sole_user(data: Path) -> Iterator[None]:
+    """Holds the data directory for one service at a time. Raises ConfigError when another has it."""
+    run_dir = data / "run"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (run_dir / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"data directory {data} can't be used: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{data} is in use by a running service; stop it, or choose another with --data"
+            ) from None
+        yield

@@ -1,0 +1,72 @@
+"""What every command shares: help with an example, the data directory, tables and JSON."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Run = Callable[[argparse.Namespace], int | None]
+
+
+def command(
+    commands: Any,
+    name: str,
+    run: Run | None,
+    *,
+    help: str,
+    example: str,
+    with_data: bool = True,
+    with_json: bool = False,
+) -> argparse.ArgumentParser:
+    """Adds one command. `run` gets the parsed arguments and returns an exit status, or None for 0."""
+    added: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=help,
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if with_data:
+        added.add_argument(
+            "--data",
+            metavar="DIR",
+            help="data directory (default: $HEADRACE_DATA, else the user's data home)",
+        )
+    if with_json:
+        added.add_argument("--json", action="store_true", help="print the same facts as JSON")
+    if run is not None:
+        added.set_defaults(run=run)
+    return added
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False))
+
+
+def print_table(rows: Sequence[Sequence[object]], *, headings: Sequence[str]) -> None:
+    """Left-aligned columns, two spaces apart; numbers to the right. An empty table prints only its headings."""
+    cells = [[str(h).upper() for h in headings], *([_cell(value) for value in row] for row in rows)]
+    numeric = [
+        bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
+        for i in range(len(headings))
+    ]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
+    for row in cells:
+        line = "  ".join(
+            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
+        )
+        print(line.rstrip())
+
+
+def progress_is_live() -> bool:
+    """Whether progress may redraw one line (a terminal) or must print plain lines."""
+    return sys.stderr.isatty()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return str(value)

@@ -1,0 +1,95 @@
+"""`headrace engine scripted`: a deterministic engine for tests, demos and benchmarks."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.common import command
+from headrace.core.clock import SystemClock
+from headrace.core.errors import ConfigError
+from headrace.engines import scripted, scripted_faults
+from headrace.engines.scripted_play import Settings
+
+_SCRIPT_HELP = """
+SCRIPT is a list of `FAULT[:ARGUMENTS][@WHEN]`, separated by commas or semicolons. Events are those of a stream; a whole
+answer is cut at its half for any EVENTS but 0. WHEN is N (only the N-th request), N-M, N+ (from the N-th on) or 1/K
+(every K-th); without it a fault is for every request. Requests are counted from 1, since the script was set.
+
+faults:
+"""
+
+
+def add(commands: Any) -> None:
+    """Adds `engine` and its subcommands."""
+    engine = command(
+        commands,
+        "engine",
+        None,
+        help="engines that come with headrace",
+        example="headrace engine scripted --port 9001",
+        with_data=False,
+    )
+    engines = engine.add_subparsers(dest="engine", metavar="ENGINE", required=True)
+    added = command(
+        engines,
+        "scripted",
+        _run_scripted,
+        help="a deterministic OpenAI-compatible engine: fixed text at a fixed pace, faults by script",
+        example="headrace engine scripted --port 9001 --itl-ms 20 --fault 'die:5@3, slow:200@1/10'",
+        with_data=False,
+    )
+    added.epilog = f"{added.epilog}\n{_SCRIPT_HELP}{scripted_faults.table()}"
+    added.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    added.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
+    added.add_argument(
+        "--model",
+        dest="models",
+        action="extend",
+        nargs="+",
+        metavar="NAME",
+        help="models that it serves (default: scripted)",
+    )
+    added.add_argument(
+        "--slots", type=int, default=64, help="requests at once; more wait inside (default: 64)"
+    )
+    added.add_argument(
+        "--ttft-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="time to the first token (default: 0)",
+    )
+    added.add_argument(
+        "--itl-ms", type=float, default=0.0, metavar="MS", help="time between tokens (default: 0)"
+    )
+    added.add_argument("--tokens", type=int, default=20, help="tokens of an answer (default: 20)")
+    added.add_argument("--fault", default="", metavar="SCRIPT", help="what goes wrong, and when; see below")
+    added.add_argument("--log", type=Path, metavar="FILE", help="append one JSON line per execution")
+
+
+def _run_scripted(arguments: argparse.Namespace) -> None:
+    for option, value, least, most in (
+        ("--port", arguments.port, 0, 65_535),
+        ("--slots", arguments.slots, 1, 1_000_000),
+        ("--ttft-ms", arguments.ttft_ms, 0, 86_400_000),
+        ("--itl-ms", arguments.itl_ms, 0, 86_400_000),
+        ("--tokens", arguments.tokens, 0, 1_000_000),
+    ):
+        if not least <= value <= most:
+            raise ConfigError(f"{option} must be between {least} and {most}, got {value}")
+    settings = Settings(
+        host=arguments.host,
+        port=arguments.port,
+        models=tuple(arguments.models or ("scripted",)),
+        slots=arguments.slots,
+        ttft_s=arguments.ttft_ms / 1000,
+        itl_s=arguments.itl_ms / 1000,
+        tokens=arguments.tokens,
+        faults=scripted_faults.parse(arguments.fault),
+        log=arguments.log,
+    )
+    scripted.run(settings, clock=SystemClock(), on_ready=_say_ready)
+
+
+def _say_ready(url: str) -> None:
+    print(f"scripted engine ready on {url}", flush=True)

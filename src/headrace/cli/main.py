@@ -1,0 +1,44 @@
+"""`headrace COMMAND`: finds the command, turns errors into one clear line and an exit status."""
+
+import argparse
+import sys
+
+import headrace
+from headrace.cli import engine, keys, models, status, up, usage
+from headrace.core.errors import ConfigError, HeadraceError
+
+DONE, FAILED, OPERATOR_MUST_ACT, INTERRUPTED = 0, 1, 2, 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; docs/reference/cli.md is checked against it."""
+    root = argparse.ArgumentParser(
+        prog="headrace",
+        description="An inference provider in a box.",
+        epilog="example: headrace up --port 8000\n         headrace keys create --tenant demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (up, status, keys, usage, models, engine):
+        module.add(commands)
+    return root
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command; returns 0 done, 1 failed, 2 the operator must change something, 130 interrupted."""
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments) or DONE)
+    except ConfigError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return OPERATOR_MUST_ACT
+    except HeadraceError as error:
+        print(f"headrace: {error.message}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:
+        # The reader of a pipe has enough (`headrace usage | head`): not worth a traceback.
+        sys.stderr.close()
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED

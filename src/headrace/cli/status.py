@@ -1,0 +1,157 @@
+"""`headrace status`: what is running, and how is it doing?"""
+
+import argparse
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+
+from headrace import config
+from headrace.cli import common
+from headrace.control import api
+from headrace.core.errors import HeadraceError
+
+ANSWER_LIMIT_S = 5.0
+REVISION_SHOWN = 12
+
+
+def add(commands: Any) -> None:
+    common.command(
+        commands,
+        "status",
+        run,
+        help="show the running service: its models, replicas and load",
+        example="headrace status --json",
+        with_json=True,
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    service, status = fetch(config.data_directory(arguments.data))
+    if arguments.json:
+        common.print_json(status)
+        return
+    for line in summary(service, status):
+        print(line)
+    deployments = status.get("deployments", [])
+    print()
+    common.print_table(
+        [_deployment_row(each) for each in deployments], headings=("model", "tasks", "revision", "ready")
+    )
+    print()
+    common.print_table(
+        [_replica_row(each, replica) for each in deployments for replica in each.get("replicas", [])],
+        headings=(
+            *("replica", "model", "state", "reason", "generation", "restarts", "slots", "in flight"),
+            "cold start (s)",
+        ),
+    )
+    outcomes = status.get("outcomes_last_minute")
+    if outcomes:
+        print()
+        print("last minute: " + ", ".join(f"{_shown(name)} {count}" for name, count in outcomes.items()))
+
+
+def fetch(data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The service's own file and what its admin port answers. Raises HeadraceError when it isn't running."""
+    path = data / "run" / "service.json"
+    try:
+        service = json.loads(path.read_text(encoding="utf-8"))
+        host, port = service.get("admin_host", "127.0.0.1"), int(service["admin_port"])
+    except FileNotFoundError:
+        raise HeadraceError(
+            f"headrace isn't running on {data}; start it with: headrace up --data {data}"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HeadraceError(f"{path}: can't be read ({type(error).__name__}); restart headrace up") from error
+    # A wildcard is an address to listen on, not one to connect to.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return service, _ask(host, port, token=api.admin_token(path.parent), data=data)
+
+
+def _ask(host: str, port: int, *, token: str, data: Path) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_LIMIT_S)
+    try:
+        connection.request("GET", "/admin/v1/status", headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise HeadraceError(f"the admin port {host}:{port} answered {answer.status}, not the status")
+        status = json.loads(body)
+    except ConnectionRefusedError:
+        raise HeadraceError(
+            f"headrace isn't running on {data}: nothing answers at {host}:{port}; "
+            f"start it with: headrace up --data {data}"
+        ) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise HeadraceError(
+            f"the admin port {host}:{port} gave no status within {ANSWER_LIMIT_S:.0f} s ({type(error).__name__})"
+        ) from error
+    finally:
+        connection.close()
+    if not isinstance(status, dict):
+        raise HeadraceError(f"the admin port {host}:{port} answered something that is no status")
+    return status
+
+
+def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
+    """The lines above the tables; keys that a service of another version doesn't send show as `-`."""
+    ready = "ready" if status.get("ready") else "not ready"
+    host, port = service.get("admin_host", "127.0.0.1"), service.get("admin_port", "-")
+    lines = [
+        f"headrace {_shown(status.get('version'))}, {ready}, up {_duration(status.get('uptime_s'))}, "
+        f"pid {service.get('pid', '-')}, port {service.get('public_port', '-')}, admin {host}:{port}",
+        f"connections {_shown(status.get('connections'))}, in flight {_shown(status.get('in_flight'))}, "
+        f"queued {_shown(status.get('queued'))}",
+    ]
+    ledger = status.get("ledger")
+    if ledger:
+        lines.append(
+            f"usage records: {_shown(ledger.get('committed'))} on disk, "
+            f"{_shown(ledger.get('backlog'))} waiting, {_shown(ledger.get('failed'))} failed commits"
+        )
+    return lines
+
+
+def _deployment_row(deployment: dict[str, Any]) -> tuple[object, ...]:
+    revision = str(deployment.get("revision") or "-").removeprefix("sha256:")[:REVISION_SHOWN]
+    replicas = deployment.get("replicas", [])
+    ready = f"{deployment.get('ready', '-')}/{len(replicas)}"
+    tasks = ", ".join(_shown(task) for task in deployment.get("tasks", []))
+    return _shown(deployment.get("model")), tasks, _shown(revision), ready
+
+
+def _replica_row(deployment: dict[str, Any], replica: dict[str, Any]) -> tuple[object, ...]:
+    state = _shown(replica.get("state")) + (" (ejected)" if replica.get("ejected") else "")
+    stages = replica.get("cold_start_s") or {}
+    cold_start = " + ".join(
+        f"{_shown(name)} {seconds:.1f}" for name, seconds in stages.items() if seconds is not None
+    )
+    return (
+        _shown(replica.get("id")),
+        _shown(deployment.get("model")),
+        state,
+        _shown(replica.get("reason") or None),
+        replica.get("generation"),
+        replica.get("restarts"),
+        replica.get("slots"),
+        replica.get("in_flight"),
+        cold_start or None,
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = ((days, "d"), (hours, "h"), (minutes, "min"), (rest, "s"))
+    return " ".join([f"{count} {unit}" for count, unit in parts if count][:2]) or "0 s"
+
+
+def _shown(value: object) -> str:
+    """Text for a terminal: names come from servers that others run, and may carry control sequences."""
+    if value is None:
+        return "-"
+    return "".join(each if each.isprintable() else "?" for each in str(value))

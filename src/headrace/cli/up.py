@@ -1,0 +1,141 @@
+"""`headrace up`: run the provider on this machine."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from headrace import app, config
+from headrace.cli import common, models
+from headrace.core.errors import ConfigError
+from headrace.core.fleet import Task
+from headrace.stores.registry import ModelStore, StoredModel
+
+UPSTREAM_SLOTS = 64
+
+
+def add(commands: Any) -> None:
+    parser = common.command(
+        commands,
+        "up",
+        run,
+        help="run the provider on this machine: gateway, controller and engines, or put it in front of running servers",
+        example="headrace up --port 8000\n         headrace up --upstream http://127.0.0.1:8080",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="headrace.toml (default: none, every value has a default)"
+    )
+    parser.add_argument("--host", metavar="H", help="address of the public port (default 127.0.0.1)")
+    parser.add_argument("--port", metavar="P", help="public port (default 8000; 0 chooses a free one)")
+    parser.add_argument(
+        "--admin-port", metavar="P", help="admin port on loopback (default 9000; 0 chooses a free one)"
+    )
+    parser.add_argument(
+        "--upstream",
+        metavar="URL",
+        action="append",
+        help="an OpenAI-compatible server that already runs; repeat it for replicas. Replaces the embedded engines",
+    )
+    parser.add_argument(
+        "--upstream-slots",
+        metavar="N",
+        help=f"requests that each --upstream may get at once (default {UPSTREAM_SLOTS})",
+    )
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        help="where JSON log lines go; - is standard error (default DATA/logs/headrace.log)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    settings = _settings(arguments)
+    data = config.data_directory(arguments.data)
+    with app.sole_user(data):
+        stored = _models(settings, data)
+        log = _option(arguments.log, "log")
+        log_to = None if log == "-" else Path(log) if log else data / "logs" / "headrace.log"
+
+        async def serve() -> None:
+            await app.Service(settings, data, models=stored, log_to=log_to, tell=_tell).run()
+
+        try:
+            uvloop.run(serve())
+        except* ConfigError as errors:
+            raise ConfigError(str(_first(errors))) from None
+    return None
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def _first(group: BaseExceptionGroup[ConfigError]) -> BaseException:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def _option(flag: str | None, name: str) -> str | None:
+    return flag if flag is not None else config.environment(name)
+
+
+def _number(flag: str | None, name: str, *, default: int, most: int) -> int:
+    text = _option(flag, name)
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) > most:
+        raise ConfigError(f"--{name} must be a whole number from 0 to {most}, got {text!r}")
+    return int(text)
+
+
+def _settings(arguments: argparse.Namespace) -> config.Config:
+    """The file, with environment and flags laid over it."""
+    file = _option(arguments.config, "config")
+    settings = config.load(Path(file) if file else None)
+    server = msgspec.structs.replace(
+        settings.server,
+        host=_option(arguments.host, "host") or settings.server.host,
+        port=_number(arguments.port, "port", default=settings.server.port, most=65535),
+        admin_port=_number(
+            arguments.admin_port, "admin-port", default=settings.server.admin_port, most=65535
+        ),
+    )
+    urls = arguments.upstream or (config.environment("upstream") or "").split()
+    slots = _number(arguments.upstream_slots, "upstream-slots", default=UPSTREAM_SLOTS, most=1_000_000)
+    if slots < 1:
+        raise ConfigError("--upstream-slots must be at least 1")
+    settings = msgspec.structs.replace(settings, server=server)
+    if urls:
+        upstreams = tuple(config.UpstreamConfig(url=url, slots=slots) for url in urls)
+        settings = msgspec.structs.replace(settings, upstreams=upstreams)
+    if settings.upstreams:
+        engine = msgspec.structs.replace(settings.engine, chat_model="", embedding_model="")
+        settings = msgspec.structs.replace(settings, engine=engine)
+    return settings
+
+
+def _models(settings: config.Config, data: Path) -> list[StoredModel]:
+    """The embedded engines' models, pulled if they aren't here yet."""
+    store = ModelStore(data / "models")
+    found = []
+    for name, task in (
+        (settings.engine.chat_model, Task.CHAT),
+        (settings.engine.embedding_model, Task.EMBEDDINGS),
+    ):
+        if not name:
+            continue
+        model = store.get(name)
+        if model is None:
+            print(f"pulling      {name} (once)", file=sys.stderr, flush=True)
+            model = store.pull(name, progress=models.progress())
+        if model.task is not task:
+            raise ConfigError(
+                f"{name} is a model for {model.task.value}, and is set where one for {task.value} belongs"
+            )
+        found.append(model)
+    return found

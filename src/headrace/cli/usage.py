@@ -1,0 +1,158 @@
+"""`headrace usage`: what the ledger says, summed or request by request."""
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headrace import config
+from headrace.cli import common, durations
+from headrace.core.clock import SystemClock
+from headrace.core.errors import ConfigError
+from headrace.core.usage import UsageRecord, UsageSource
+from headrace.stores.sqlite import DATABASE_NAME
+from headrace.stores.usage_report import Group, UsageReport, UsageSum
+
+_CLOCK = SystemClock()
+_OUTCOMES = ("delivered", "refused", "failed", "broken", "cancelled")
+_TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+def add(commands: Any) -> None:
+    """Registers the command."""
+    parser = common.command(
+        commands,
+        "usage",
+        _usage,
+        help="show requests and tokens from the ledger; all times are UTC",
+        example="headrace usage --since 24h --by model\n         headrace usage --requests --tenant acme --limit 20",
+        with_json=True,
+    )
+    parser.add_argument("--tenant", help="only this tenant's")
+    parser.add_argument(
+        "--since",
+        type=durations.moment,
+        metavar="TIME",
+        help="2026-11-01, or a span back from now such as 24h",
+    )
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument(
+        "--by", choices=[group.value for group in Group], help="what to sum by (default: tenant and model)"
+    )
+    shape.add_argument("--requests", action="store_true", help="list single requests, the newest first")
+    parser.add_argument(
+        "--limit", type=_positive, default=100, metavar="N", help="with --requests: how many (default: 100)"
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number, at least 1")
+    return int(text)
+
+
+def _usage(arguments: argparse.Namespace) -> None:
+    since_s = None if arguments.since is None else durations.unix_s(arguments.since, now_s=_CLOCK.wall_s())
+    report = UsageReport(config.data_directory(arguments.data) / DATABASE_NAME)
+    try:
+        _require_tenant(report, arguments.tenant)
+        if arguments.requests:
+            records = report.requests(tenant=arguments.tenant, since_s=since_s, limit=arguments.limit)
+            if arguments.json:
+                common.print_json([_request_json(report, record) for record in records])
+            else:
+                _print_requests(records)
+            return
+        groups = (Group(arguments.by),) if arguments.by else (Group.TENANT, Group.MODEL)
+        sums = report.summary(tenant=arguments.tenant, since_s=since_s, group_by=groups)
+    finally:
+        report.close()
+    if arguments.json:
+        common.print_json([_sum_json(groups, row) for row in sums])
+    else:
+        _print_sums(groups, sums)
+
+
+def _require_tenant(report: UsageReport, name: str | None) -> None:
+    """A mistyped tenant must not look like one that used nothing."""
+    if name is None or name in (known := report.tenants()):
+        return
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else "see `headrace tenants list`"
+    raise ConfigError(f"no tenant `{name}`; {hint}")
+
+
+def _print_sums(groups: Sequence[Group], sums: Sequence[UsageSum]) -> None:
+    headings = (
+        *(group.value for group in groups),
+        "requests",
+        *_OUTCOMES,
+        *("prompt", "cached", "completion", "estimated", "unknown"),
+    )
+    rows = [
+        (
+            *row.group,
+            row.requests,
+            *(getattr(row, outcome) for outcome in _OUTCOMES),
+            *(getattr(row, tokens) for tokens in _TOKENS),
+            None if (share := _estimated_share(row)) is None else f"{share:.1%}",
+            row.unknown,
+        )
+        for row in sums
+    ]
+    common.print_table(rows, headings=headings)
+
+
+def _print_requests(records: Sequence[UsageRecord]) -> None:
+    rows = []
+    for record in records:
+        is_known = record.usage_source != UsageSource.UNKNOWN.value
+        rows.append(
+            (
+                durations.utc(record.started_s),
+                record.request_id,
+                record.tenant,
+                record.model,
+                record.endpoint,
+                "yes" if record.is_streaming else "no",
+                record.outcome,
+                record.reason,
+                *(getattr(record, tokens) if is_known else "unknown" for tokens in _TOKENS),
+                record.usage_source,
+                record.ttft_s,
+                record.total_s,
+            )
+        )
+    columns = ("started", "request", "tenant", "model", "endpoint", "stream", "outcome", "reason")
+    measures = ("prompt", "cached", "completion", "source", "ttft_s", "total_s")
+    common.print_table(rows, headings=(*columns, *measures))
+
+
+def _estimated_share(row: UsageSum) -> float | None:
+    """The part of the prompt and completion tokens that we estimated; None without tokens to take a part of."""
+    tokens = (row.prompt_tokens or 0) + (row.completion_tokens or 0)
+    return row.estimated_tokens / tokens if tokens else None
+
+
+def _sum_json(groups: Sequence[Group], row: UsageSum) -> dict[str, object]:
+    named = dict(zip((group.value for group in groups), row.group, strict=True))
+    facts = {
+        name: getattr(row, name) for name in ("requests", *_OUTCOMES, *_TOKENS, "estimated_tokens", "unknown")
+    }
+    return {**named, **facts, "estimated_share": _estimated_share(row)}
+
+
+def _request_json(report: UsageReport, record: UsageRecord) -> dict[str, object]:
+    attempts = [_record_json(execution) for execution in report.executions(record.request_id)]
+    return {**_record_json(record), "executions": attempts}
+
+
+def _record_json(record: msgspec.Struct) -> dict[str, object]:
+    """Fields as they are stored, but times as people read them and unknown usage as null, never as a number."""
+    facts = msgspec.structs.asdict(record)
+    facts["started"] = durations.utc(facts.pop("started_s"))
+    if facts["usage_source"] == UsageSource.UNKNOWN.value:
+        facts.update(dict.fromkeys(_TOKENS))
+    return facts

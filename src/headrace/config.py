@@ -1,0 +1,257 @@
+"""What did the operator ask for? Flags, environment and headrace.toml as frozen values, read once, checked whole."""
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.core.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+ENV_PREFIX = "HEADRACE_"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The public and the admin port.
+
+    Attributes:
+        host: Address of the public port. Loopback by default: TLS or a front proxy belongs in front of anything wider.
+        connections_max: Client connections at once; above it new ones are closed at accept.
+        header_timeout_s: A request's headers must be complete this long after its first byte (or the connection's start).
+        idle_timeout_s: A kept-alive connection without a request is closed after this.
+        body_bytes_per_s_min: A body that arrives more slowly than this, measured from its start, is refused with 408.
+        body_bytes_max: Largest request body.
+        drain_s: After SIGTERM, how long requests in progress may go on.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 9000
+    connections_max: int = 4096
+    header_timeout_s: float = 10.0
+    idle_timeout_s: float = 75.0
+    body_bytes_per_s_min: int = 1024
+    body_bytes_max: int = 4 * 1024 * 1024
+    drain_s: float = 30.0
+
+
+class RequestConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time and retries of one request.
+
+    Attributes:
+        deadline_s: Time that a request has when it doesn't say (`X-Headrace-Deadline-Ms`).
+        deadline_max_s: Longest time that a request may ask for.
+        first_event_limit_s: A replica that sends nothing for this long after the request is stalled.
+        stall_limit_s: The same between two events of an answer.
+        write_stall_limit_s: A caller that takes nothing off its connection for this long is cut.
+        heartbeat_s: Silence after which a streaming caller gets a comment line.
+        attempts_max: Replicas tried for one request, at least 1.
+        retry_ratio: Retries allowed per request over time (a shared budget).
+        retry_floor_per_s: Retries per second that are allowed on top.
+    """
+
+    deadline_s: float = 600.0
+    deadline_max_s: float = 3600.0
+    first_event_limit_s: float = 300.0
+    stall_limit_s: float = 30.0
+    write_stall_limit_s: float = 60.0
+    heartbeat_s: float = 15.0
+    attempts_max: int = 2
+    retry_ratio: float = 0.2
+    retry_floor_per_s: float = 1.0
+
+
+class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The queue in front of each deployment.
+
+    Attributes:
+        queue_length_max: Waiting requests; the next one is refused with 503.
+        queue_wait_max_s: Longest wait, whatever the deadline; then 503.
+    """
+
+    queue_length_max: int = 64
+    queue_wait_max_s: float = 60.0
+
+
+class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a replica is taken out of balancing by what its requests show.
+
+    Attributes:
+        failures_to_eject: Failures in a row.
+        ejection_s, ejection_max_s: First time out, doubled with each further ejection up to the maximum.
+    """
+
+    failures_to_eject: int = 3
+    ejection_s: float = 5.0
+    ejection_max_s: float = 120.0
+
+
+class TenantDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of a tenant that has none of its own; see core.tenant.TenantLimits."""
+
+    requests_per_minute: int = 600
+    requests_burst: int = 60
+    concurrency_max: int = 64
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The embedded engine.
+
+    Attributes:
+        chat_model, embedding_model: Names in the model store or catalog; "" switches one off.
+        slots: Requests that each engine runs at once.
+        context_tokens: Prompt plus output of one request, per slot.
+        threads: 0 means all cores but one, which the gateway needs.
+    """
+
+    chat_model: str = "smollm2-135m-instruct"
+    embedding_model: str = "all-minilm-l6-v2"
+    slots: int = 4
+    context_tokens: int = 4096
+    threads: int = 0
+
+
+class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A server that already runs.
+
+    Attributes:
+        url: Base URL, with or without `/v1`.
+        slots: Requests that it may get at once.
+        api_key: Reference to its key, `env:NAME` or `file:PATH`; never the key itself.
+    """
+
+    url: str
+    slots: int = 64
+    api_key: str = ""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole of headrace.toml."""
+
+    server: ServerConfig = ServerConfig()
+    request: RequestConfig = RequestConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    health: HealthConfig = HealthConfig()
+    tenant_defaults: TenantDefaults = TenantDefaults()
+    engine: EngineConfig = EngineConfig()
+    upstreams: tuple[UpstreamConfig, ...] = ()
+
+
+def environment(name: str) -> str | None:
+    """The value of `HEADRACE_<NAME>`, the environment's mirror of a `headrace up` option; flags win over it."""
+    return os.environ.get(ENV_PREFIX + name.upper().replace("-", "_"))
+
+
+def data_directory(flag: str | None) -> Path:
+    """Where state lives: the flag, else HEADRACE_DATA, else the user's data home."""
+    chosen = flag or environment("data")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(home) / "headrace"
+
+
+def load(path: Path | None) -> Config:
+    """The configuration of that file, or the defaults. Raises ConfigError naming file, key and nearest known key."""
+    if path is None:
+        return Config()
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    return parse(raw, file=str(path))
+
+
+def parse(raw: dict[str, Any], *, file: str) -> Config:
+    """A Config from the parsed TOML; split from `load` so that tests need no file."""
+    _refuse_unknown_keys(raw, Config, file=file, path="")
+    try:
+        config = msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    _check_ranges(config, file=file)
+    return config
+
+
+def resolve_secret(reference: str, *, key: str) -> str:
+    """The secret behind `env:NAME` or `file:PATH`. Raises ConfigError that names the reference, never the value."""
+    kind, _, name = reference.partition(":")
+    if kind == "env":
+        value = os.environ.get(name)
+        if value is None:
+            raise ConfigError(f"{key}: environment variable {name} is not set")
+        return value.strip()
+    if kind == "file":
+        try:
+            return Path(name).expanduser().read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"{key}: {name} cannot be read: {error.strerror}") from error
+    raise ConfigError(f"{key}: secrets are given by reference, `env:NAME` or `file:PATH`")
+
+
+def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, file: str, path: str) -> None:
+    known = {f.name: f.type for f in msgspec.structs.fields(kind)}
+    for key, value in raw.items():
+        where = f"{path}{key}"
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean `{path}{near[0]}`?" if near else f"accepted: {', '.join(known)}"
+            raise ConfigError(f"{file}: unknown key `{where}`; {hint}")
+        inner = known[key]
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            _refuse_unknown_keys(value, inner, file=file, path=f"{where}.")
+        elif key == "upstreams" and isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, dict):
+                    _refuse_unknown_keys(item, UpstreamConfig, file=file, path=f"upstreams[{index}].")
+
+
+_AT_LEAST: dict[str, float] = {
+    "server.connections_max": 1,
+    "server.header_timeout_s": 0.1,
+    "server.idle_timeout_s": 0.1,
+    "server.body_bytes_per_s_min": 1,
+    "server.body_bytes_max": 1024,
+    "server.drain_s": 0,
+    "request.deadline_s": 0.001,
+    "request.deadline_max_s": 0.001,
+    "request.first_event_limit_s": 0.01,
+    "request.stall_limit_s": 0.01,
+    "request.write_stall_limit_s": 0.01,
+    "request.heartbeat_s": 0.01,
+    "request.attempts_max": 1,
+    "request.retry_ratio": 0,
+    "request.retry_floor_per_s": 0,
+    "admission.queue_length_max": 0,
+    "admission.queue_wait_max_s": 0,
+    "health.failures_to_eject": 1,
+    "health.ejection_s": 0.01,
+    "health.ejection_max_s": 0.01,
+    "tenant_defaults.requests_per_minute": 0,
+    "tenant_defaults.requests_burst": 1,
+    "tenant_defaults.concurrency_max": 0,
+    "engine.slots": 1,
+    "engine.context_tokens": 256,
+    "engine.threads": 0,
+}
+
+
+def _check_ranges(config: Config, *, file: str) -> None:
+    for key, least in _AT_LEAST.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value < least:
+            raise ConfigError(f"{file}: `{key}` must be at least {least}, got {value}")
+    for key, port in (("server.port", config.server.port), ("server.admin_port", config.server.admin_port)):
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"{file}: `{key}` must be between 0 and 65535, got {port}")
+    for index, upstream in enumerate(config.upstreams):
+        if upstream.slots < 1:
+            raise ConfigError(f"{file}: `upstreams[{index}].slots` must be at least 1, got {upstream.slots}")

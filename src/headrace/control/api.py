@@ -1,0 +1,217 @@
+"""What does the operator's port answer? Liveness, metrics and status, from a thread of its own.
+
+The port has its own event loop so that it still answers, and says so, when the gateway's loop is stuck.
+"""
+
+import hmac
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.core.errors import ConfigError, HeadraceError, InternalError, NotFound, Unauthenticated
+from headrace.protocols import openai
+from headrace.telemetry.exposition import CONTENT_TYPE, Exposition
+from headrace.telemetry.logs import Log
+from headrace.telemetry.metrics import Metrics
+
+LOOP_SILENCE_MAX_S = 30.0
+STOP_LIMIT_S = 5.0
+TOKEN_FILE = "admin.token"
+TOKEN_LENGTH_MIN = 16
+
+
+def admin_token(run_dir: Path) -> str:
+    """The admin port's token, kept in `admin.token` (mode 0600) of that directory and made when it isn't there.
+
+    Raises ConfigError when the file holds no usable token or can't be read or made.
+    """
+    path = run_dir / TOKEN_FILE
+    try:
+        if not path.exists():
+            _create_token(path)
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the admin token can't be read or made: {error}") from error
+    if len(token) < TOKEN_LENGTH_MIN:
+        raise ConfigError(
+            f"{path}: an admin token has at least {TOKEN_LENGTH_MIN} characters; remove the file for a new one"
+        )
+    return token
+
+
+class AdminServer:
+    """The admin port: `/livez` for anyone, `/metrics` and `/admin/v1/status` for who has the token, 404 for the rest.
+
+    Args:
+        port: 0 chooses a free one.
+        status: The service as a JSON object. It runs on this server's thread: it copies what the loop may change.
+        heartbeat: Seconds since the gateway's loop last turned.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        *,
+        metrics: Metrics,
+        status: Callable[[], dict[str, Any]],
+        heartbeat: Callable[[], float],
+        log: Log,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._metrics = metrics
+        self._log = log
+        app = _application(Exposition(metrics), status=status, heartbeat=heartbeat)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                _Gate(app, token, on_error=self._report),
+                # h11 rather than httptools: slower, but it bounds the header block.
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=256,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> int:
+        """Opens the port and returns its number. Raises ConfigError when that address can't be had."""
+        assert self._thread is None, "started once"
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            listening = socket.create_server((self._host, self._port), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"admin port {self._host}:{self._port} can't be opened: {error.strerror or error}; "
+                "choose another with --admin-port or `server.admin_port`"
+            ) from error
+        port: int = listening.getsockname()[1]
+        # A daemon, so that a stuck admin request can't keep the process from ending.
+        self._thread = threading.Thread(target=self._run, args=(listening,), name="admin", daemon=True)
+        self._thread.start()
+        return port
+
+    def stop(self) -> None:
+        """Closes the port, within STOP_LIMIT_S; does nothing before `start` and the second time."""
+        if self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(STOP_LIMIT_S)
+
+    def _run(self, listening: socket.socket) -> None:
+        try:
+            self._server.run(sockets=[listening])
+        except Exception as error:  # noqa: BLE001 -- the outermost edge of the thread
+            self._report(error)
+        finally:
+            listening.close()
+
+    def _report(self, error: Exception, request_id: str | None = None) -> None:
+        self._metrics.internal_errors.labels("admin").add()
+        self._log.internal_error(error, where="admin", request_id=request_id)
+
+
+class _Gate:
+    """The edge of the admin application: nothing but `GET /livez` passes without the token, no exception passes out."""
+
+    def __init__(self, app: ASGIApp, token: str, *, on_error: Callable[[Exception, str], None]) -> None:
+        self._app = app
+        self._token = token.encode("ascii")
+        self._on_error = on_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "lifespan and websockets are off"
+        scope["request_id"] = f"req_{secrets.token_hex(16)}"
+        is_open = scope["path"] == "/livez" and scope["method"] in ("GET", "HEAD")
+        if not is_open and not self._is_authorized(scope["headers"]):
+            error = Unauthenticated("This port needs the admin token: Authorization: Bearer TOKEN.")
+            await _refusal(error, scope)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 -- the outermost edge of a request; Starlette has sent the 500
+            self._on_error(error, scope["request_id"])
+
+    def _is_authorized(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, token = given[0].partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+
+
+def _application(
+    exposition: Exposition, *, status: Callable[[], dict[str, Any]], heartbeat: Callable[[], float]
+) -> Starlette:
+    # Coroutines rather than plain functions: those would run on a pool, and scrapes must not overlap.
+    async def livez(request: Request) -> Response:
+        is_alive = heartbeat() < LOOP_SILENCE_MAX_S
+        return _json({"status": "alive" if is_alive else "stalled"}, status=200 if is_alive else 503)
+
+    async def metrics(request: Request) -> Response:
+        return Response(exposition.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def admin_status(request: Request) -> Response:
+        return _json(status())
+
+    async def unmatched(request: Request, error: Exception) -> Response:
+        return _refusal(NotFound("There is nothing at this path with this method."), request.scope)
+
+    async def broken(request: Request, error: Exception) -> Response:
+        return _refusal(InternalError("A bug of ours; the log names it as internal.error."), request.scope)
+
+    app = Starlette(
+        routes=[
+            Route("/livez", livez),
+            Route("/metrics", metrics),
+            Route("/admin/v1/status", admin_status),
+        ],
+        exception_handlers={HTTPException: unmatched, Exception: broken},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _json(value: Any, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _refusal(error: HeadraceError, scope: Scope) -> Response:
+    body = openai.error_body(error, request_id=scope["request_id"])
+    headers = {"www-authenticate": "Bearer"} if error.status == Unauthenticated.status else None
+    return Response(body, error.status, headers, "application/json")
+
+
+def _create_token(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = path.with_name(f"{TOKEN_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"hr_admin_{secrets.token_urlsafe(32)}\n")
+        # A link appears whole or not at all, and never replaces the token that another process has just made.
+        os.link(made, path)
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink()

@@ -1,0 +1,155 @@
+"""Does it answer, what does it offer, how is it doing? The questions that control asks a server over HTTP."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from headrace.core.errors import UpstreamError
+from headrace.core.fleet import Task
+from headrace.core.outcome import AttemptOutcome
+from headrace.engines.fetch import Response, fetch
+
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+QUOTED_BYTES_MAX = 200
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is and what to show it; see core.fleet.Replica for the fields."""
+
+    host: str
+    port: int
+    path_prefix: str = ""
+    authorization: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """One row of a server's `/v1/models`; `context_tokens` is 0 when it doesn't say."""
+
+    id: str
+    owned_by: str
+    created_s: int
+    context_tokens: int
+
+
+async def canary(address: Address, *, model: str, task: Task, timeout_s: float) -> None:
+    """Sends the smallest real request and returns when the right kind of answer came back; else raises UpstreamError.
+
+    A port that accepts and a health page that says `ok` prove neither that the weights work nor that the name is right.
+    """
+    path, question, answer = _CANARIES[task]
+    body = msgspec.json.encode({"model": model, **question})
+    response = await _ask(address, "POST", path, body=body, timeout_s=timeout_s)
+    _decode(response, answer)
+
+
+async def offered_models(address: Address, *, timeout_s: float) -> tuple[OfferedModel, ...]:
+    """The server's list of models. Raises UpstreamError; see engines.fetch for its reasons."""
+    response = await _ask(address, "GET", "/v1/models", timeout_s=timeout_s)
+    return tuple(
+        OfferedModel(
+            id=row.id,
+            owned_by=row.owned_by,
+            created_s=int(row.created),
+            context_tokens=row.max_model_len or (row.meta.n_ctx if row.meta else 0),
+        )
+        for row in _decode(response, _ModelList).data
+    )
+
+
+async def gauges(address: Address, *, timeout_s: float) -> dict[str, float]:
+    """The server's metrics. Raises UpstreamError."""
+    response = await _ask(address, "GET", "/metrics", timeout_s=timeout_s)
+    return parse_gauges(response.body.decode("utf-8", errors="replace"))
+
+
+def parse_gauges(text: str) -> dict[str, float]:
+    """Samples without labels from the Prometheus text format, names without the `llamacpp:` in front."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if not name or name.startswith("#") or "{" in name:
+            continue
+        try:
+            found[name.rpartition(":")[2]] = float(value)
+        except ValueError:
+            continue
+    return found
+
+
+class _Message(msgspec.Struct):
+    role: str
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _ChatAnswer(msgspec.Struct):
+    model: str
+    choices: tuple[_Choice]
+
+
+class _Embedding(msgspec.Struct):
+    embedding: Annotated[list[float], msgspec.Meta(min_length=1)]
+
+
+class _EmbeddingAnswer(msgspec.Struct):
+    data: tuple[_Embedding]
+
+
+_CANARIES: dict[Task, tuple[str, dict[str, Any], type[msgspec.Struct]]] = {
+    Task.CHAT: (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "ping"}], "max_tokens": 1},
+        _ChatAnswer,
+    ),
+    Task.EMBEDDINGS: ("/v1/embeddings", {"input": "ping"}, _EmbeddingAnswer),
+}
+
+
+class _ModelMeta(msgspec.Struct):
+    n_ctx: int = 0
+
+
+class _ModelRow(msgspec.Struct):
+    id: str
+    owned_by: str = ""
+    created: float = 0
+    max_model_len: int | None = None
+    meta: _ModelMeta | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelRow]
+
+
+async def _ask(address: Address, method: str, path: str, *, body: bytes = b"", timeout_s: float) -> Response:
+    response = await fetch(
+        address.host,
+        address.port,
+        method,
+        address.path_prefix + path,
+        headers=(("Authorization", address.authorization),),
+        body=body,
+        timeout_s=timeout_s,
+        body_bytes_max=ANSWER_BYTES_MAX,
+    )
+    if response.status != 200:
+        quoted = response.body[:QUOTED_BYTES_MAX].decode("utf-8", errors="replace")
+        raise UpstreamError(
+            f"{method} {path} was answered with status {response.status}: {quoted!r}",
+            reason=AttemptOutcome.ERRED.value,
+        )
+    return response
+
+
+def _decode(response: Response, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(response.body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UpstreamError(f"unexpected answer: {error}", reason=AttemptOutcome.GARBAGE.value) from error

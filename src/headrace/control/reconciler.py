@@ -1,0 +1,109 @@
+"""What runs, compared with what should run: one task for each engine and upstream, one snapshot out of them all."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from headrace.control import upstreams as upstream_servers
+from headrace.control.launchers import ProcessLauncher
+from headrace.control.replica import EngineLimits, EngineReplica, EngineSpec
+from headrace.control.status import ReplicaStatus
+from headrace.control.upstreams import Upstream, UpstreamLimits, UpstreamWatch
+from headrace.core.chance import Chance
+from headrace.core.clock import Clock
+from headrace.core.errors import ConfigError
+from headrace.core.fleet import Deployment, FleetSnapshot
+from headrace.policies.restart import RestartPolicy
+
+
+class Reconciler:
+    """Keeps the engines running, watches the upstreams, and publishes each change of what the gateway may use.
+
+    Args:
+        publish: Gets a whole new snapshot, its version one higher, whenever deployments or replicas change.
+        observe: Gets the status of a replica whenever it changes or was scraped.
+    Raises:
+        ConfigError: Two engines of one name, an upstream given twice, or a URL that can't be served.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[EngineSpec],
+        upstreams: Sequence[Upstream],
+        *,
+        launcher: ProcessLauncher,
+        clock: Clock,
+        chance: Chance,
+        publish: Callable[[FleetSnapshot], None],
+        observe: Callable[[ReplicaStatus], None],
+        engine_limits: EngineLimits | None = None,
+        upstream_limits: UpstreamLimits | None = None,
+        restarts: RestartPolicy | None = None,
+    ) -> None:
+        self._publish = publish
+        self._observe = observe
+        self._version = 0
+        self._deployments: dict[str, Deployment] = {}
+        self._engines = [
+            EngineReplica(
+                spec,
+                launcher=launcher,
+                clock=clock,
+                chance=chance,
+                limits=engine_limits or EngineLimits(),
+                restarts=restarts or RestartPolicy(),
+                changed=self._changed,
+            )
+            for spec in engines
+        ]
+        self._upstreams = [
+            UpstreamWatch(upstream, limits=upstream_limits or UpstreamLimits(), changed=self._changed)
+            for upstream in upstreams
+        ]
+        _refuse_twins("engine", [spec.deployment for spec in engines])
+        _refuse_twins("upstream", [watch.id for watch in self._upstreams])
+
+    async def run(self) -> None:
+        """Until cancelled; then every engine is stopped within its grace."""
+        self._refresh()
+        async with asyncio.TaskGroup() as tasks:
+            for engine in self._engines:
+                tasks.create_task(engine.run(), name=f"engine {engine.id}")
+            for watch in self._upstreams:
+                tasks.create_task(watch.run(), name=f"upstream {watch.id}")
+            await (
+                asyncio.get_running_loop().create_future()
+            )  # also with nothing to run: the end is a cancellation
+
+    def status(self) -> tuple[ReplicaStatus, ...]:
+        """Every replica at this moment."""
+        return (
+            *(engine.status() for engine in self._engines),
+            *(status for watch in self._upstreams for status in watch.statuses()),
+        )
+
+    def _changed(self, status: ReplicaStatus) -> None:
+        self._observe(status)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Publishes what is offered now, if it differs from what was published last.
+
+        A name once offered stays, without replicas: its callers should come back, not look for another model. An
+        engine of ours goes before an upstream's model of the same name, because it is what the operator asked for.
+        """
+        offered = upstream_servers.joined(offer for watch in self._upstreams for offer in watch.offers())
+        offered |= {deployment.name: deployment for deployment in (e.deployment() for e in self._engines)}
+        gone = {name: replace(known, replicas=()) for name, known in self._deployments.items()}
+        deployments = gone | offered
+        if deployments != self._deployments:
+            self._deployments = deployments
+            self._version += 1
+            self._publish(FleetSnapshot(version=self._version, deployments=deployments))
+
+
+def _refuse_twins(kind: str, names: Sequence[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(f"{kind} {name!r} is given {count} times; each may be given once")

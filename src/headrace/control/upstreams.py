@@ -1,0 +1,186 @@
+"""Which models do the servers offer that others run, and which of these servers can be reached?"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
+
+from headrace.control import probes
+from headrace.control.status import ReplicaStatus
+from headrace.core.errors import ConfigError, UpstreamError
+from headrace.core.fleet import Deployment, Replica, ReplicaState, Task
+from headrace.core.ids import ReplicaId
+from headrace.core.outcome import AttemptOutcome
+from headrace.engines.openai_compatible import dialect_of
+
+EMBEDDING_MARKS = ("embed", "minilm", "bge-", "e5-", "gte-")
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A server that already runs.
+
+    Attributes:
+        url: `http://HOST[:PORT][/PREFIX]`, with or without `/v1` at its end.
+        slots: Requests that it may get at once.
+        authorization: Value of the Authorization header to send, or "".
+    """
+
+    url: str
+    slots: int
+    authorization: str = field(default="", repr=False)
+
+    def address(self) -> probes.Address:
+        """Where it is. Raises ConfigError for a URL that the data path can't serve."""
+        accepted = "accepted: http://HOST[:PORT][/PREFIX][/v1]"
+        try:
+            parts = urlsplit(self.url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"upstream {self.url!r}: {error}; {accepted}") from error
+        if parts.scheme == "https":
+            raise ConfigError(
+                f"upstream {self.url!r}: https is not supported yet; {accepted}, "
+                "with a local proxy that speaks TLS where the server is not on this machine"
+            )
+        if parts.username is not None:
+            raise ConfigError(
+                "upstream: a URL must not hold credentials; give the key by reference (api_key)"
+            )
+        if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"upstream {self.url!r} is not a base URL; {accepted}")
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return probes.Address(
+            parts.hostname, port or 80, path_prefix=prefix, authorization=self.authorization
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamLimits:
+    """How a server is watched.
+
+    Attributes:
+        every_s, probe_s: Time between two probes; for the answer to one.
+        refusals_to_remove: Probes in a row without a connection, after which it is taken out.
+    """
+
+    every_s: float = 5.0
+    probe_s: float = 5.0
+    refusals_to_remove: int = 2
+
+
+class UpstreamWatch:
+    """Asks one server for its models, again and again.
+
+    A refused connection proves that nobody is there, and two in a row take the server out; one good probe brings it
+    back. A slow or wrong answer proves nothing: what is known stays. Owner of the state: the task that runs `run`.
+    """
+
+    def __init__(
+        self, upstream: Upstream, *, limits: UpstreamLimits, changed: Callable[[ReplicaStatus], None]
+    ) -> None:
+        self.address = upstream.address()
+        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
+        self.id = ReplicaId(f"{host}:{self.address.port}{self.address.path_prefix}")
+        self._slots = upstream.slots
+        self._limits = limits
+        self._changed = changed
+        self._models: tuple[probes.OfferedModel, ...] = ()
+        self._state = ReplicaState.PENDING
+        self._reason = ""
+        self._refusals = 0
+        self._generation = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._probe()
+            await asyncio.sleep(self._limits.every_s)
+
+    def statuses(self) -> tuple[ReplicaStatus, ...]:
+        """One for each model that it listed last; a nameless one before it listed any."""
+        names = [model.id for model in self._models] or [""]
+        return tuple(self._status(name) for name in names)
+
+    def offers(self) -> list[Deployment]:
+        """Its models, each with this server as the only replica; empty while it is out."""
+        return [self._offer(model) for model in self._models] if self._state is ReplicaState.READY else []
+
+    async def _probe(self) -> None:
+        before = self.statuses()
+        try:
+            models = await probes.offered_models(self.address, timeout_s=self._limits.probe_s)
+        except UpstreamError as error:
+            is_refusal = error.reason == AttemptOutcome.UNREACHABLE.value
+            self._refusals = self._refusals + 1 if is_refusal else 0
+            self._reason = error.message
+            if self._refusals >= self._limits.refusals_to_remove:
+                self._state = ReplicaState.FAILED
+        else:
+            self._refusals = 0
+            self._reason = ""
+            self._models = models
+            if self._state is ReplicaState.FAILED:
+                self._generation += 1  # perhaps another process: it inherits neither health nor connections
+            self._state = ReplicaState.READY
+        for status in self.statuses():
+            if status not in before:
+                self._changed(status)
+
+    def _status(self, model: str) -> ReplicaStatus:
+        return ReplicaStatus(
+            deployment=model,
+            replica=self.id,
+            generation=self._generation,
+            state=self._state,
+            reason=self._reason,
+            restarts=self._generation,
+        )
+
+    def _offer(self, model: probes.OfferedModel) -> Deployment:
+        replica = Replica(
+            id=self.id,
+            host=self.address.host,
+            port=self.address.port,
+            slots=self._slots,
+            traits=dialect_of(model.owned_by),
+            path_prefix=self.address.path_prefix,
+            authorization=self.address.authorization,
+            generation=self._generation,
+        )
+        return Deployment(
+            name=model.id,
+            upstream_model=model.id,
+            tasks=tasks_of(model.id),
+            revision="unpinned",
+            replicas=(replica,),
+            context_tokens=model.context_tokens,
+            created_s=model.created_s,
+            owner=model.owned_by or "upstream",
+        )
+
+
+def tasks_of(model: str) -> frozenset[Task]:
+    """What a model of that name can do: embeddings if its name says so, else both.
+
+    A list of models doesn't tell, so a wrong guess is left to the server, which refuses what it can't do.
+    """
+    name = model.lower()
+    if any(mark in name for mark in EMBEDDING_MARKS):
+        return frozenset({Task.EMBEDDINGS})
+    return frozenset({Task.CHAT, Task.EMBEDDINGS})
+
+
+def joined(offers: Iterable[Deployment]) -> dict[str, Deployment]:
+    """Offers of the same name as one deployment: the replicas of all, and only the context that each of them has."""
+    found: dict[str, Deployment] = {}
+    for offer in offers:
+        first = found.get(offer.name)
+        if first is None:
+            found[offer.name] = offer
+            continue
+        known = [tokens for tokens in (first.context_tokens, offer.context_tokens) if tokens]
+        found[offer.name] = replace(
+            first, replicas=first.replicas + offer.replicas, context_tokens=min(known, default=0)
+        )
+    return found

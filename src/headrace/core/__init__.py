@@ -1,0 +1,1 @@
+"""The vocabulary that every room shares: values, errors and the clock."""

@@ -1,0 +1,180 @@
+"""Every refusal and failure, with its status and code: the one catalogue of what we say when we don't answer.
+
+HeadraceError
+  RequestError          the caller must change the request
+    InvalidRequest          400 invalid_request
+    Unauthenticated         401 unauthenticated
+    Forbidden               403 forbidden
+    ModelNotFound           404 model_not_found
+    NotFound                404 not_found
+    BodyTooSlow             408 body_too_slow
+    PayloadTooLarge         413 payload_too_large
+  OverloadError         the caller should come back, always with retry_after_s
+    RateLimited             429 rate_limited            the tenant's own limit
+    ConcurrencyLimited      429 concurrency_limited     the tenant's own limit
+    Saturated               503 saturated               ours
+    NoReadyReplica          503 no_ready_replica        ours
+  DeadlineExceeded      504 deadline_exceeded       too late to be useful
+  UpstreamError         502 replica_failed          a replica failed us
+  ClientGone            499 client_gone             only in logs and records
+  ConfigError           the operator must act: exit code 2
+"""
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Root of everything that we raise on purpose.
+
+    Class attributes:
+        status: HTTP status of the answer.
+        code: Machine-readable name; a promise (docs/reference/errors.md).
+        type: OpenAI's coarse class of the error.
+        should_retry: What `x-should-retry` says; None leaves the decision to the client.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    type: ClassVar[str] = "server_error"
+    should_retry: ClassVar[bool | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InternalError(HeadraceError):
+    """A bug of ours; the message never carries its text."""
+
+
+class RequestError(HeadraceError):
+    """The caller must change the request; repeating it unchanged is useless."""
+
+    type = "invalid_request_error"
+    should_retry = False
+
+
+class InvalidRequest(RequestError):
+    """400: the request is malformed; `param` names the field where there is one."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class Unauthenticated(RequestError):
+    """401: no key, or not one of ours. The message never says which."""
+
+    status = 401
+    code = "unauthenticated"
+    type = "authentication_error"
+
+
+class Forbidden(RequestError):
+    """403: a valid key that may not do this."""
+
+    status = 403
+    code = "forbidden"
+    type = "permission_error"
+
+
+class ModelNotFound(RequestError):
+    """404: no deployment of that name is offered to this caller."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class NotFound(RequestError):
+    """404: no such path, or not with that method."""
+
+    status = 404
+    code = "not_found"
+
+
+class BodyTooSlow(RequestError):
+    """408: headers or body arrived more slowly than the port allows."""
+
+    status = 408
+    code = "body_too_slow"
+    should_retry = True
+
+
+class PayloadTooLarge(RequestError):
+    """413: the body is over the limit of its route."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class OverloadError(HeadraceError):
+    """The caller should come back after `retry_after_s`, which is always set."""
+
+    type = "rate_limit_error"
+    should_retry = True
+
+    def __init__(self, message: str, *, retry_after_s: float, param: str | None = None) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+
+
+class RateLimited(OverloadError):
+    """429: the tenant's own request rate is spent."""
+
+    status = 429
+    code = "rate_limited"
+
+
+class ConcurrencyLimited(OverloadError):
+    """429: the tenant has as many requests in progress as it may."""
+
+    status = 429
+    code = "concurrency_limited"
+
+
+class Saturated(OverloadError):
+    """503: the deployment's queue is full, or the wait would pass the deadline."""
+
+    status = 503
+    code = "saturated"
+    type = "server_error"
+
+
+class NoReadyReplica(OverloadError):
+    """503: the model is known, but nothing that serves it is ready."""
+
+    status = 503
+    code = "no_ready_replica"
+    type = "server_error"
+
+
+class DeadlineExceeded(HeadraceError):
+    """504: the deadline passed before the answer was complete."""
+
+    status = 504
+    code = "deadline_exceeded"
+    type = "timeout_error"
+    should_retry = False
+
+
+class UpstreamError(HeadraceError):
+    """502: a replica failed us. `reason` says how, for logs and records, in a fixed vocabulary."""
+
+    status = 502
+    code = "replica_failed"
+    should_retry = False
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.reason = reason
+
+
+class ClientGone(HeadraceError):
+    """499, only in logs and records: the caller left before the end."""
+
+    status = 499
+    code = "client_gone"
+
+
+class ConfigError(HeadraceError):
+    """The operator must change something: the message names file, key and what would be accepted."""

@@ -1,0 +1,108 @@
+"""What is offered and what runs: the immutable picture that control publishes and the gateway serves from."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headrace.core.ids import ReplicaId
+
+
+class Task(Enum):
+    """The kind of work a deployment does; each has its own endpoints."""
+
+    CHAT = "chat"
+    EMBEDDINGS = "embeddings"
+
+
+class ReplicaState(Enum):
+    """Where a replica stands in its life; only READY receives requests."""
+
+    PENDING = "pending"
+    FETCHING = "fetching"
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What the gateway must know about an engine to use it safely; the table is in engines/openai_compatible.py.
+
+    Attributes:
+        name: The dialect's name, for status and metrics.
+        streams_only: The engine runs a non-streamed call to its end when the caller leaves, so we always stream from it.
+        partitions_slots: The engine's prefix cache is shared by all callers and cut into slots that we assign: a slot's
+            cache is reused only for the tenant that used the slot last.
+        reports_progress: Chunks carry cumulative token counts (`timings`) when asked, so that a cancelled answer is counted.
+        stream_usage: `stream_options.include_usage` is understood.
+    """
+
+    name: str = "openai"
+    streams_only: bool = False
+    partitions_slots: bool = False
+    reports_progress: bool = False
+    stream_usage: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One running instance of a revision.
+
+    Attributes:
+        host, port: Where it listens, without scheme.
+        path_prefix: Path in front of `/v1`, "" for most servers.
+        slots: Requests it runs at once, at least 1; in-flight never exceeds it.
+        authorization: Value of the Authorization header to send, or "". Never logged: kept out of repr.
+        generation: Counts restarts: two processes behind one ReplicaId never share health or connections.
+    """
+
+    id: ReplicaId
+    host: str
+    port: int
+    slots: int
+    traits: EngineTraits = field(default_factory=EngineTraits)
+    path_prefix: str = ""
+    authorization: str = field(default="", repr=False)
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is offered under one model name.
+
+    Attributes:
+        name: The model name that callers use.
+        upstream_model: The name that its replicas know it by.
+        tasks: What it can do.
+        revision: Digest of everything that makes the answers (`sha256:...`), or "unpinned" for servers that others run.
+        replicas: The ready ones only.
+        context_tokens: Prompt plus output that one request may use; 0 when unknown.
+        choices_max: Largest `n` that one request may ask for.
+        retry_after_s: How long a caller should wait while nothing is ready: the measured cold start where known.
+    """
+
+    name: str
+    upstream_model: str
+    tasks: frozenset[Task]
+    revision: str
+    replicas: tuple[Replica, ...] = ()
+    context_tokens: int = 0
+    choices_max: int = 8
+    created_s: int = 0
+    owner: str = "headrace"
+    retry_after_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """Everything that is offered at one moment; replaced whole, never edited.
+
+    Attributes:
+        version: Grows by one with every publication.
+        deployments: By model name.
+    """
+
+    version: int = 0
+    deployments: dict[str, Deployment] = field(default_factory=dict)

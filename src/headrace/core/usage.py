@@ -1,0 +1,97 @@
+"""What was used: token counts with their source, and the two records that the ledger keeps."""
+
+from enum import Enum
+
+import msgspec
+
+from headrace.core.ids import KeyId, ReplicaId, RequestId, TenantId
+
+
+class UsageSource(Enum):
+    """Where the counts came from, best first.
+
+    FINAL: the engine's own usage at the end of the answer.
+    CUMULATIVE: the engine's last running count before the answer stopped.
+    ESTIMATED: our estimate from the text, one token per four UTF-8 bytes.
+    NONE: no engine ever worked on it, so zero is the truth.
+    UNKNOWN: work may have been done and nothing was reported; never read as zero.
+    """
+
+    FINAL = "final"
+    CUMULATIVE = "cumulative"
+    ESTIMATED = "estimated"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+class TokenUsage(msgspec.Struct, frozen=True):
+    """Tokens of one request.
+
+    Attributes:
+        prompt_tokens: All prompt tokens, cached ones included.
+        cached_tokens: Prompt tokens reused from the prefix cache, at most prompt_tokens.
+        completion_tokens: Generated tokens, summed over choices.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    source: UsageSource = UsageSource.NONE
+
+
+class UsageRecord(msgspec.Struct, frozen=True):
+    """The terminal record of one request; exactly one per request that was admitted, keyed by request_id.
+
+    Attributes:
+        started_s: Unix seconds of arrival.
+        outcome, reason: core.outcome.Outcome value, and a word from the error or attempt vocabulary ("ok" when delivered).
+        status: HTTP status that the caller saw, or 499.
+        queue_wait_s, ttft_s, total_s: Durations by the monotonic clock; ttft_s is None when nothing was delivered.
+        attempts: How many replicas were tried.
+    """
+
+    request_id: RequestId
+    tenant: TenantId
+    key_id: KeyId
+    model: str
+    revision: str
+    endpoint: str
+    is_streaming: bool
+    started_s: float
+    outcome: str
+    reason: str
+    status: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    usage_source: str
+    queue_wait_s: float
+    ttft_s: float | None
+    total_s: float
+    attempts: int
+
+
+class ExecutionRecord(msgspec.Struct, frozen=True):
+    """The terminal record of one attempt on one replica, keyed by (request_id, attempt); attempts count from 1."""
+
+    request_id: RequestId
+    attempt: int
+    replica: ReplicaId
+    generation: int
+    started_s: float
+    duration_s: float
+    ttft_s: float | None
+    outcome: str
+    upstream_status: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    usage_source: str
+
+
+def estimate_tokens(utf8_bytes: int) -> int:
+    """Tokens in a text of that many UTF-8 bytes, rounded up; the same for any cutting of the text.
+
+    Source: the rule of thumb "one token is about four characters of English" (OpenAI, "What are tokens").
+    """
+    return -(-utf8_bytes // 4)

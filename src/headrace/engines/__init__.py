@@ -1,0 +1,1 @@
+"""How to talk to one replica, and the replicas that we bring ourselves."""

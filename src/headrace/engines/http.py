@@ -1,0 +1,246 @@
+"""How do bytes get to a replica and back? Pooled HTTP/1.1 connections, one exchange at a time on each.
+
+Callbacks, not coroutines: a streamed answer costs one call per read. The one await is opening a new connection.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any, Protocol, cast
+
+import httptools
+
+from headrace.core.clock import Clock
+from headrace.core.fleet import Replica
+
+HEAD_BYTES_MAX = 64 * 1024
+# Below the keep-alive of common servers (uvicorn: 5 s), so that we rarely send on a connection they are closing.
+IDLE_MAX_S = 4.0
+# After an answer's own end, how long its HTTP message may take to end as well before the connection is dropped.
+LINGER_S = 1.0
+
+
+class ResponseSink(Protocol):
+    """Who receives a response. Exactly one of `ended` and `lost` is called, last, unless the exchange is dropped first."""
+
+    def head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def lost(self, *, is_garbage: bool) -> None:
+        """The connection ended inside the exchange, or (`is_garbage`) what came was not HTTP."""
+        ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a replica. Owner of its socket; `_sink` is whom the current exchange answers to, if any."""
+
+    def __init__(self, client: "ReplicaClient") -> None:
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = None
+        self._sink: ResponseSink | None = None
+        self._is_exchanging = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self._head_bytes = 0
+        self._has_head = False
+        self.is_reused = False
+        self.has_answered = False
+        self.idle_since_s = 0.0
+
+    def send(self, payload: bytes, sink: ResponseSink) -> None:
+        """Starts an exchange; the connection must be idle."""
+        assert self._transport is not None
+        assert not self._is_exchanging, "one exchange at a time"
+        self._sink = sink
+        self._is_exchanging = True
+        self.has_answered = self._has_head = False
+        self._headers = {}
+        self._head_bytes = 0
+        self._transport.write(payload)
+
+    def abort(self) -> None:
+        """Drops the exchange and the connection: for the replica the caller has gone."""
+        self._sink = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def release(self) -> None:
+        """The answer is complete for us; the connection is reused if its message ends within LINGER_S, else dropped."""
+        self._sink = None
+        if self._is_exchanging:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.abort)
+
+    def pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast: uvloop's transports have the methods, not the base class.
+        transport = cast(asyncio.Transport, transport)
+        self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_exchanging:
+            self.abort()  # nobody asked: not a connection to trust
+            return
+        self.has_answered = True
+        if not self._has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail(is_garbage=True)
+            return
+        if not self._has_head and self._head_bytes > HEAD_BYTES_MAX:
+            self._fail(is_garbage=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._linger is not None:
+            self._linger.cancel()
+        self._client.forget(self)
+        sink, self._sink = self._sink, None
+        if sink is None or not self._is_exchanging:
+            return
+        self._is_exchanging = False
+        if self._has_head and exc is None and not self._is_framed():
+            sink.ended()  # a body without length or chunks ends with its connection
+        else:
+            sink.lost(is_garbage=False)
+
+    # Called by llhttp.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._headers = {}
+            return
+        self._has_head = True
+        if self._sink is not None:
+            self._sink.head(status, self._headers)
+
+    def on_body(self, data: bytes) -> None:
+        if self._sink is not None:
+            self._sink.data(data)
+
+    def on_message_complete(self) -> None:
+        if not self._has_head:
+            return  # an interim response (1xx)
+        self._is_exchanging = False
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        if self._parser.should_keep_alive() and not self.is_closing:
+            self.resume()
+            self._client.keep(self)
+        else:
+            self.close()
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.ended()
+
+    def _fail(self, *, is_garbage: bool) -> None:
+        sink, self._sink = self._sink, None
+        self._is_exchanging = False
+        self.abort()
+        if sink is not None:
+            sink.lost(is_garbage=is_garbage)
+
+    def _is_framed(self) -> bool:
+        return b"content-length" in self._headers or b"transfer-encoding" in self._headers
+
+
+class ReplicaClient:
+    """The connections to one replica. `_idle` holds those waiting for work, `_all` every open one, at most a little over
+    the replica's slots because a connection carries one exchange."""
+
+    def __init__(self, replica: Replica, *, clock: Clock, connect_timeout_s: float = 5.0) -> None:
+        self._replica = replica
+        self._clock = clock
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: deque[UpstreamConnection] = deque()
+        self._all: set[UpstreamConnection] = set()
+        self._is_closed = False
+        host = f"[{replica.host}]" if ":" in replica.host else replica.host
+        authorization = f"authorization: {replica.authorization}\r\n" if replica.authorization else ""
+        self._heads: dict[str, bytes] = {}
+        self._common = (
+            f"host: {host}:{replica.port}\r\n{authorization}content-type: application/json\r\n".encode()
+        )
+
+    def payload(self, path: str, body: bytes, *, request_id: str) -> bytes:
+        """A POST to the replica, head and body in one piece."""
+        head = self._heads.get(path)
+        if head is None:
+            head = self._heads[path] = (
+                f"POST {self._replica.path_prefix}{path} HTTP/1.1\r\n".encode() + self._common
+            )
+        return b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+            head,
+            request_id.encode(),
+            len(body),
+            body,
+        )
+
+    def idle_connection(self) -> UpstreamConnection | None:
+        """The connection used last that is still good, or None."""
+        oldest_s = self._clock.now_s() - IDLE_MAX_S
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closing and connection.idle_since_s >= oldest_s:
+                connection.is_reused = True
+                return connection
+            connection.close()
+        return None
+
+    async def connect(self) -> UpstreamConnection:
+        """A new connection. Raises OSError or TimeoutError."""
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: UpstreamConnection(self), self._replica.host, self._replica.port
+            )
+        self._all.add(connection)
+        return connection
+
+    def close(self) -> None:
+        """Closes idle connections now and the others when their exchange ends."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def keep(self, connection: UpstreamConnection) -> None:
+        """Called by a connection whose exchange has ended well."""
+        if self._is_closed:
+            connection.close()
+            return
+        connection.idle_since_s = self._clock.now_s()
+        self._idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """Called by a connection that is gone."""
+        self._all.discard(connection)
+        try:
+            self._idle.remove(connection)
+        except ValueError:
+            pass

@@ -1,0 +1,1 @@
+"""The data plane: one request, start to end."""

@@ -1,0 +1,320 @@
+"""One attempt on one replica: receives its answer, watches its silence, and says how it ended.
+
+Callbacks run for each read of the answer; the walk sleeps in `exchange` until the end. Three ways to receive: relay the
+events of a stream, assemble them into a whole answer, or take a whole answer as it is.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from headrace.core.clock import Clock
+from headrace.core.errors import HeadraceError
+from headrace.core.fleet import Replica
+from headrace.core.outcome import AttemptOutcome
+from headrace.core.request import Endpoint, InferenceRequest
+from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
+from headrace.engines import wire
+from headrace.engines.http import UpstreamConnection
+from headrace.gateway.connection import Call
+from headrace.gateway.delivery import Delivery
+from headrace.gateway.usage import AttemptEnd
+from headrace.protocols import answers, sse
+from headrace.telemetry.families import Distribution
+
+WHOLE_BYTES_MAX = 32 * 1024 * 1024
+ERROR_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    """See config.RequestConfig."""
+
+    first_event_limit_s: float
+    stall_limit_s: float
+    write_stall_limit_s: float
+
+
+class Attempt:
+    """The receiving end of one exchange with a replica. Owner of its connection while the exchange lasts."""
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        replica: Replica,
+        delivery: Delivery,
+        call: Call,
+        *,
+        limits: AttemptLimits,
+        itl: Distribution,
+        clock: Clock,
+    ) -> None:
+        self._request = request
+        self._replica = replica
+        self._delivery = delivery
+        self._call = call
+        self._limits = limits
+        self._itl = itl
+        self._clock = clock
+        self._is_streamed = wire.is_streamed(request, replica)
+        self._started_s = clock.now_s()
+        self._ended: asyncio.Future[None] | None = None
+        self._connection: UpstreamConnection | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._usage: TokenUsage | None = None
+        self._was_sent = False
+        self._receive()
+        self.outcome = AttemptOutcome.CANCELLED  # what it stays if the walk is cancelled
+        self.fault: answers.UpstreamFault | None = None
+        self.error: HeadraceError | None = None
+        self.retry_after_s: float | None = None
+        self.is_stale_connection = False
+
+    def _receive(self) -> None:
+        """State of one reception: all of it starts anew when a stale connection makes us send again."""
+        traits = self._replica.traits
+        self._status = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._event_s: float | None = None
+        self._last_event_s = self._started_s
+        self._events = sse.EventParser()
+        self._answer: answers.StreamedAnswer | None = None
+        self._assembler: answers.AnswerAssembler | None = None
+        if self._is_streamed:
+            self._answer = answers.StreamedAnswer(
+                wants_usage=self._request.wants_usage or not self._request.is_streaming,
+                hides_cached=not traits.partitions_slots,
+                hides_progress=traits.reports_progress and not self._request.fields.get("timings_per_token"),
+            )
+            if not self._request.is_streaming:
+                self._assembler = answers.AnswerAssembler(
+                    is_chat=self._request.endpoint is Endpoint.CHAT_COMPLETIONS
+                )
+
+    async def exchange(self, connection: UpstreamConnection, payload: bytes) -> None:
+        """Sends and waits for the end. Afterwards `outcome` holds, unless `is_stale_connection` asks for another go."""
+        self.is_stale_connection = False
+        self._ended = asyncio.get_running_loop().create_future()
+        self._connection = connection
+        self._call.on_pause(self)
+        self._was_sent = True
+        connection.send(payload, self)
+        self._schedule_look(self._clock.now_s())
+        await self._ended
+
+    def start_again(self) -> None:
+        """The connection was stale: nothing was received, and nothing counts."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._receive()
+
+    def fail(self, outcome: AttemptOutcome, error: HeadraceError | None = None) -> None:
+        """Ends an attempt that was never sent."""
+        self.outcome, self.error = outcome, error
+
+    def close(self) -> AttemptEnd:
+        """Lets go of the connection and sums up; called exactly once, however the attempt ended."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._call.on_pause(None)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self.outcome is AttemptOutcome.COMPLETED:
+                connection.release()
+            else:
+                connection.abort()
+        return AttemptEnd(
+            outcome=self.outcome,
+            replica=self._replica,
+            started_s=self._started_s,
+            ended_s=self._clock.now_s(),
+            first_event_s=self._event_s,
+            upstream_status=self._status,
+            usage=self._sum_up(),
+        )
+
+    # Called by the connection: engines.http.ResponseSink.
+
+    def head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status = status
+        if status != 200:
+            self.retry_after_s = _seconds(headers.get(b"retry-after"))
+            self._answer = None
+        elif self._answer is not None and not headers.get(b"content-type", b"").lower().startswith(
+            b"text/event-stream"
+        ):
+            self._end(AttemptOutcome.GARBAGE)
+
+    def data(self, data: bytes) -> None:
+        if self._answer is None:
+            self._keep(data)
+            return
+        try:
+            events = self._events.feed(data)
+            if events:
+                self._take(events, self._answer)
+        except (answers.BadAnswer, sse.EventTooLarge):
+            self._end(AttemptOutcome.GARBAGE)
+
+    def ended(self) -> None:
+        if self._answer is not None:
+            # Only an answer that said it was complete is one; a clean end of the bytes alone proves nothing.
+            if self._answer.is_complete:
+                self._complete_stream(b"")
+            else:
+                self._end(AttemptOutcome.TRUNCATED)
+        elif self._status == 200:
+            self._complete_whole()
+        else:
+            self._end_by_status()
+
+    def lost(self, *, is_garbage: bool) -> None:
+        connection = self._connection
+        if is_garbage:
+            self._end(AttemptOutcome.GARBAGE)
+        elif connection is not None and connection.has_answered:
+            if self._answer is not None and self._answer.is_complete:
+                self._complete_stream(b"")
+            else:
+                self._end(AttemptOutcome.LOST)
+        else:
+            self.is_stale_connection = connection is not None and connection.is_reused
+            self._end(AttemptOutcome.UNREACHABLE)
+
+    # Called by the client connection: gateway.connection.PauseWatcher.
+
+    def paused(self) -> None:
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resumed(self) -> None:
+        self._last_event_s = self._clock.now_s()
+        if self._connection is not None:
+            self._connection.resume()
+
+    def _take(self, events: list[bytes], answer: answers.StreamedAnswer) -> None:
+        now_s = self._clock.now_s()
+        forward: list[bytes] = []
+        for payload in events:
+            kept = answer.take(payload)
+            if answer.fault is not None:
+                break
+            if kept is not None:
+                if self._assembler is not None:
+                    self._assembler.take(kept)
+                else:
+                    forward.append(sse.encode(kept))
+            if answer.is_done:
+                break
+        self._mark(now_s)
+        if answer.is_done:
+            self._complete_stream(b"".join(forward))
+            return
+        if forward:
+            self._delivery.content(b"".join(forward), now_s=now_s)
+        if answer.fault is not None:
+            self.fault = answer.fault
+            self._end(_outcome_of_status(answer.fault.status))
+
+    def _mark(self, now_s: float) -> None:
+        if self._event_s is None:
+            self._event_s = now_s
+        else:
+            self._itl.observe(now_s - self._last_event_s)
+        self._last_event_s = now_s
+
+    def _keep(self, data: bytes) -> None:
+        if self._event_s is None:
+            self._event_s = self._clock.now_s()
+        self._body_bytes += len(data)
+        if self._body_bytes <= (WHOLE_BYTES_MAX if self._status == 200 else ERROR_BYTES_MAX):
+            self._body.append(data)
+        elif self._status == 200:
+            self._end(AttemptOutcome.GARBAGE)
+
+    def _complete_stream(self, events: bytes) -> None:
+        if self._assembler is not None:
+            self._delivery.whole(self._assembler.body())
+        else:
+            self._delivery.end_stream(events)
+        self._end(AttemptOutcome.COMPLETED)
+
+    def _complete_whole(self) -> None:
+        try:
+            body, self._usage = answers.read_whole(
+                b"".join(self._body), hides_cached=not self._replica.traits.partitions_slots
+            )
+        except answers.BadAnswer:
+            self._end(AttemptOutcome.GARBAGE)
+            return
+        self._delivery.whole(body)
+        self._end(AttemptOutcome.COMPLETED)
+
+    def _end_by_status(self) -> None:
+        self.fault = answers.fault_of_body(b"".join(self._body), status=self._status)
+        self._end(_outcome_of_status(self._status))
+
+    def _end(self, outcome: AttemptOutcome) -> None:
+        if self._ended is None or self._ended.done():
+            return
+        self.outcome = outcome
+        self._ended.set_result(None)
+
+    def _look(self) -> None:
+        """The one timer of an attempt: deadline, silence of the replica, silence of the caller."""
+        now_s = self._clock.now_s()
+        if now_s >= self._request.deadline_s:
+            self._end(AttemptOutcome.DEADLINE)
+        elif self._call.is_paused:
+            if now_s - self._call.paused_since_s >= self._limits.write_stall_limit_s:
+                self._call.abort()
+            else:
+                self._schedule_look(now_s)
+        elif self._is_streamed and now_s >= self._silence_ends_s():
+            self._end(AttemptOutcome.STALLED)
+        else:
+            self._schedule_look(now_s)
+
+    def _schedule_look(self, now_s: float) -> None:
+        due_s = self._request.deadline_s
+        if self._call.is_paused:
+            due_s = min(due_s, self._call.paused_since_s + self._limits.write_stall_limit_s)
+        elif self._is_streamed:
+            due_s = min(due_s, self._silence_ends_s())
+        self._watch = asyncio.get_running_loop().call_later(max(0.0, due_s - now_s) + 0.001, self._look)
+
+    def _silence_ends_s(self) -> float:
+        limits = self._limits
+        return self._last_event_s + (
+            limits.first_event_limit_s if self._event_s is None else limits.stall_limit_s
+        )
+
+    def _sum_up(self) -> TokenUsage:
+        """Tokens by the stated precedence; nothing that was never sent was used."""
+        if not self._was_sent or self.outcome is AttemptOutcome.UNREACHABLE:
+            return TokenUsage(source=UsageSource.NONE)
+        if self.outcome in (AttemptOutcome.REJECTED, AttemptOutcome.BUSY):
+            return TokenUsage(source=UsageSource.NONE)
+        if self._answer is not None:
+            return self._answer.usage(prompt_bytes=self._request.prompt_bytes)
+        if self._usage is None:
+            return TokenUsage(source=UsageSource.UNKNOWN)
+        if self._usage.source is UsageSource.UNKNOWN:
+            return TokenUsage(estimate_tokens(self._request.prompt_bytes), 0, 0, UsageSource.ESTIMATED)
+        return self._usage
+
+
+def _outcome_of_status(status: int) -> AttemptOutcome:
+    """400, 413 and 422 speak of the caller's request; 429 and 503 of a full replica; everything else of the replica."""
+    if status in (400, 413, 422):
+        return AttemptOutcome.REJECTED
+    if status in (429, 503):
+        return AttemptOutcome.BUSY
+    return AttemptOutcome.ERRED
+
+
+def _seconds(value: bytes | None) -> float | None:
+    """A Retry-After in seconds, at most an hour; dates and nonsense count as absent."""
+    if value is None or not value.strip().isdigit() or len(value) > 6:
+        return None
+    return min(3600.0, float(value))

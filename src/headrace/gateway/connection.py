@@ -1,0 +1,382 @@
+"""What happens on one client connection? Bytes in, calls out, in order; sizes, times and the close are watched here.
+
+The walk (gateway/server.py) is a coroutine that one task per connection runs for each call; a caller that leaves cancels it.
+"""
+
+import asyncio
+from collections import deque
+from typing import Protocol, cast
+
+from headrace.core.clock import Clock
+from headrace.core.errors import BodyTooSlow, HeadraceError
+from headrace.core.ids import RequestId
+from headrace.core.tenant import Principal
+from headrace.gateway.routes import Route
+from headrace.protocols import http1, openai
+
+WRITE_BUFFER_MAX = 256 * 1024
+PIPELINE_MAX = 8  # calls read ahead on one connection; above it we stop reading
+DISCARD_BYTES_MAX = (
+    64 * 1024
+)  # read and thrown away after an early refusal, beyond what the body limit allowed
+LINGER_S = 2.0  # how long a refused sender may take to read the refusal
+
+_STREAM_HEADERS = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+)
+_JSON = b"application/json"
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of the gateway."""
+
+    clock: Clock
+    header_timeout_s: float
+    idle_timeout_s: float
+    body_bytes_per_s_min: int
+
+    def screen(self, head: http1.RequestHead) -> tuple[Route, Principal | None]:
+        """Decides on a head alone whether its body may come. Raises HeadraceError."""
+        ...
+
+    def new_request_id(self) -> RequestId: ...
+
+    async def handle(self, call: "Call") -> None: ...
+
+    def opened(self, connection: "ClientConnection") -> bool:
+        """Whether there is room for another connection; it counts until `closed`."""
+        ...
+
+    def closed(self, connection: "ClientConnection") -> None: ...
+
+    def refused_early(self, error: HeadraceError, request_id: RequestId) -> None:
+        """A message was refused before it became a call."""
+        ...
+
+
+class Call:
+    """One request on a connection, and the way to answer it: exactly one of respond, finish, break_off or a lost caller."""
+
+    __slots__ = (
+        "_connection",
+        "_is_chunked",
+        "body",
+        "head",
+        "principal",
+        "received_s",
+        "request_id",
+        "route",
+    )
+
+    def __init__(
+        self,
+        connection: "ClientConnection",
+        head: http1.RequestHead,
+        route: Route,
+        principal: Principal | None,
+        body: bytes,
+        request_id: RequestId,
+        received_s: float,
+    ) -> None:
+        self._connection = connection
+        self._is_chunked = head.version == "1.1"
+        self.head = head
+        self.route = route
+        self.principal = principal
+        self.body = body
+        self.request_id = request_id
+        self.received_s = received_s
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the caller takes its bytes more slowly than they come."""
+        return self._connection.is_paused
+
+    @property
+    def paused_since_s(self) -> float:
+        """Since when it takes nothing at all; only meaningful while `is_paused`."""
+        return self._connection.paused_since_s
+
+    def abort(self) -> None:
+        """Drops the connection at once, whatever is unsent."""
+        self._connection.abort()
+
+    def on_pause(self, watcher: "PauseWatcher | None") -> None:
+        self._connection.watcher = watcher
+
+    def respond(self, status: int, body: bytes, *, headers: bytes = b"", content_type: bytes = _JSON) -> None:
+        """A whole answer."""
+        connection = self._connection
+        end = b"\r\n" if connection.keeps_alive else b"connection: close\r\n\r\n"
+        connection.write(
+            b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b%b"
+            % (
+                http1.STATUS_LINES[status],
+                content_type,
+                len(body),
+                self.request_id.encode(),
+                headers,
+                end,
+                body,
+            )
+        )
+
+    def open_stream(self, *, headers: bytes) -> None:
+        """Sends 200 and the headers of an event stream."""
+        connection = self._connection
+        if not self._is_chunked:
+            connection.keeps_alive = False  # HTTP/1.0: the body ends with the connection
+        framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
+        end = b"\r\n" if connection.keeps_alive else b"connection: close\r\n\r\n"
+        connection.hold(
+            b"%b%bx-request-id: %b\r\n%b%b%b"
+            % (http1.STATUS_LINES[200], _STREAM_HEADERS, self.request_id.encode(), headers, framing, end)
+        )
+
+    def write(self, data: bytes) -> None:
+        """A piece of the stream."""
+        self._connection.write(http1.chunk(data) if self._is_chunked else data)
+
+    def finish(self, data: bytes) -> None:
+        """The last piece of the stream."""
+        self._connection.write(http1.chunk(data) + http1.LAST_CHUNK if self._is_chunked else data)
+
+    def break_off(self, data: bytes) -> None:
+        """A last piece, then the connection closes without the end of the body: no client can take it for a whole answer."""
+        self._connection.keeps_alive = False
+        self._connection.write(http1.chunk(data) if self._is_chunked else data)
+
+
+class PauseWatcher(Protocol):
+    """Who wants to know that the caller has stopped or resumed taking bytes."""
+
+    def paused(self) -> None: ...
+
+    def resumed(self) -> None: ...
+
+
+class _Refusal:
+    """A message that was refused before it became a call: answered in its turn, then the connection closes."""
+
+    __slots__ = ("error", "request_id")
+
+    def __init__(self, error: HeadraceError, request_id: RequestId) -> None:
+        self.error = error
+        self.request_id = request_id
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow."""
+
+    def __init__(self, owner: ConnectionOwner, tasks: asyncio.TaskGroup) -> None:
+        self._owner = owner
+        self._tasks = tasks
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._reader = http1.RequestReader(self)
+        self._turns: deque[Call | _Refusal] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        self._is_busy = False
+        self._held = b""
+        self._head: http1.RequestHead | None = None
+        self._route: Route | None = None
+        self._principal: Principal | None = None
+        self._body_since_s = 0.0
+        self._limit_s = 0.0
+        self._discardable: int | None = None  # set once nothing more is read as a request
+        self.keeps_alive = True
+        self.is_paused = False
+        self.paused_since_s = 0.0
+        self.watcher: PauseWatcher | None = None
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast: uvloop's transports have the methods, not the base class.
+        transport = cast(asyncio.Transport, transport)
+        self._transport = transport
+        if not self._owner.opened(self):
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_MAX)
+        self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
+        self._task = self._tasks.create_task(self._serve())
+
+    def data_received(self, data: bytes) -> None:
+        if self._discardable is not None:
+            self._discardable -= len(data)
+            if self._discardable < 0:
+                self.abort()
+            return
+        was_idle = self._reader.is_idle
+        try:
+            self._reader.feed(data)
+        except HeadraceError as error:
+            self._refuse(error)
+            return
+        if not self._reader.is_idle and not self._reader.is_reading_body and was_idle:
+            self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
+        if (
+            len(self._turns) > PIPELINE_MAX
+            and self._transport is not None
+            and not self._transport.is_closing()
+        ):
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        return False  # a half-closed connection is a caller that has gone
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.keeps_alive = False
+        if self._task is not None:
+            self._task.cancel()
+        self._owner.closed(self)
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        self.paused_since_s = self._owner.clock.now_s()
+        if self.watcher is not None:
+            self.watcher.paused()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        if self.watcher is not None:
+            self.watcher.resumed()
+
+    # Called by the reader.
+
+    def head_received(self, head: http1.RequestHead) -> int:
+        route, principal = self._owner.screen(head)
+        self._head, self._route, self._principal = head, route, principal
+        self._body_since_s = self._owner.clock.now_s()
+        if head.expects_continue and not self._turns and not self._is_busy and self._transport is not None:
+            self._transport.write(http1.CONTINUE)
+        return route.body_bytes_max
+
+    def request_received(self, body: bytes) -> None:
+        assert self._head is not None
+        assert self._route is not None
+        owner = self._owner
+        call = Call(
+            self, self._head, self._route, self._principal, body, owner.new_request_id(), owner.clock.now_s()
+        )
+        self._take_turn(call)
+
+    # Called by calls, in their turn.
+
+    def hold(self, data: bytes) -> None:
+        """Keeps bytes back to send them together with the next."""
+        self._held += data
+
+    def write(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        self._transport.write(data)
+
+    # Called by the gateway.
+
+    def check(self, now_s: float) -> None:
+        """Called once a second: closes what is too slow. While a call is in progress its own deadlines hold."""
+        if self._transport is None:
+            return
+        if self._discardable is not None:
+            if now_s >= self._limit_s:
+                self.abort()
+            return
+        if self._is_busy or self._turns:
+            return
+        reader = self._reader
+        if reader.is_reading_body:
+            elapsed_s = now_s - self._body_since_s
+            if (
+                elapsed_s > self._owner.header_timeout_s
+                and reader.body_bytes < elapsed_s * self._owner.body_bytes_per_s_min
+            ):
+                self._refuse(
+                    BodyTooSlow(
+                        f"the body arrives more slowly than {self._owner.body_bytes_per_s_min} bytes a second"
+                    )
+                )
+        elif now_s >= self._limit_s:
+            if reader.is_idle:
+                self._transport.close()
+            else:
+                self._refuse(BodyTooSlow("the request head took too long"))
+
+    def drain(self) -> None:
+        """Closes after the call in progress, or now if there is none."""
+        self.keeps_alive = False
+        if not self._is_busy and not self._turns and self._reader.is_idle and self._transport is not None:
+            self._transport.close()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._is_busy
+
+    async def _serve(self) -> None:
+        """Answers turn by turn until the connection is done."""
+        while True:
+            if not self._turns:
+                self._arrival = asyncio.get_running_loop().create_future()
+                await self._arrival
+            turn = self._turns.popleft()
+            if isinstance(turn, _Refusal):
+                self._answer_refusal(turn)
+                return
+            self._is_busy = True
+            self.keeps_alive = self.keeps_alive and turn.head.keeps_alive
+            await self._owner.handle(turn)
+            self._is_busy = False
+            self.watcher = None
+            self._limit_s = self._owner.clock.now_s() + self._owner.idle_timeout_s
+            if self._transport is None:
+                return
+            if not self.keeps_alive:
+                self._transport.close()
+                return
+            if len(self._turns) == PIPELINE_MAX and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _take_turn(self, turn: Call | _Refusal) -> None:
+        self._turns.append(turn)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _refuse(self, error: HeadraceError) -> None:
+        """Answers in its turn, and reads no more than a little of what still comes."""
+        request_id = self._owner.new_request_id()
+        self._owner.refused_early(error, request_id)
+        body_bytes_max = self._route.body_bytes_max if self._route is not None else 0
+        self._discardable = DISCARD_BYTES_MAX + max(0, body_bytes_max - self._reader.body_bytes)
+        self._limit_s = self._owner.clock.now_s() + LINGER_S
+        self._take_turn(_Refusal(error, request_id))
+
+    def _answer_refusal(self, refusal: _Refusal) -> None:
+        if self._transport is None:
+            return
+        error = refusal.error
+        body = openai.error_body(error, request_id=refusal.request_id)
+        self.write(
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nx-headrace-reason: %b\r\n"
+            b"connection: close\r\n\r\n%b"
+            % (
+                http1.STATUS_LINES[error.status],
+                len(body),
+                refusal.request_id.encode(),
+                error.code.encode(),
+                body,
+            )
+        )
+        # Closing with unread bytes in the socket would reset the connection and lose the refusal; so the sender gets a
+        # moment to read it and to stop.
+        self._limit_s = self._owner.clock.now_s() + LINGER_S
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

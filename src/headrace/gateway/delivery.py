@@ -1,0 +1,201 @@
+"""What has the caller been promised? A transition table, and the only code that writes an answer.
+
+The commit point is the first byte of the answer. Before it a failed attempt may be repeated elsewhere and the caller never
+knows; after it no edge leads back: the answer is delivered, or broken by an explicit error event, or the caller left.
+Response headers wait for the first event, so that an early failure has its real status. If nothing comes for the heartbeat
+time, a streaming caller gets 200 and a comment line (OPEN): no answer was promised yet, so a retry is still allowed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+
+from headrace.core.clock import Clock
+from headrace.core.errors import ClientGone, HeadraceError
+from headrace.core.outcome import Outcome
+from headrace.gateway.connection import Call
+from headrace.protocols import openai, sse
+
+
+class State(Enum):
+    """How much the caller has seen. The last five are ends."""
+
+    WAITING = auto()  # nothing
+    OPEN = auto()  # 200 and comment lines, nothing of the answer
+    DELIVERING = auto()  # part of the answer
+    DELIVERED = auto()
+    REFUSED = auto()
+    FAILED = auto()
+    BROKEN = auto()
+    CANCELLED = auto()
+
+
+class Event(Enum):
+    HEARTBEAT = auto()
+    CONTENT = auto()
+    END = auto()
+    REFUSAL = auto()  # turned away before any work
+    LOSS = auto()  # the last attempt failed
+    GONE = auto()  # the caller left
+
+
+_ENDS = frozenset({State.DELIVERED, State.REFUSED, State.FAILED, State.BROKEN, State.CANCELLED})
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.WAITING: {
+        Event.HEARTBEAT: State.OPEN,
+        Event.CONTENT: State.DELIVERING,
+        Event.END: State.DELIVERED,
+        Event.REFUSAL: State.REFUSED,
+        Event.LOSS: State.FAILED,
+        Event.GONE: State.CANCELLED,
+    },
+    State.OPEN: {
+        Event.HEARTBEAT: State.OPEN,
+        Event.CONTENT: State.DELIVERING,
+        Event.END: State.DELIVERED,
+        Event.REFUSAL: State.REFUSED,
+        Event.LOSS: State.FAILED,
+        Event.GONE: State.CANCELLED,
+    },
+    State.DELIVERING: {
+        Event.HEARTBEAT: State.DELIVERING,
+        Event.CONTENT: State.DELIVERING,
+        Event.END: State.DELIVERED,
+        Event.LOSS: State.BROKEN,
+        Event.GONE: State.CANCELLED,
+    },
+    State.DELIVERED: {},
+    State.REFUSED: {},
+    State.FAILED: {},
+    State.BROKEN: {},
+    State.CANCELLED: {},
+}
+
+OUTCOMES = {
+    State.DELIVERED: Outcome.DELIVERED,
+    State.REFUSED: Outcome.REFUSED,
+    State.FAILED: Outcome.FAILED,
+    State.BROKEN: Outcome.BROKEN,
+    State.CANCELLED: Outcome.CANCELLED,
+}
+
+
+class Delivery:
+    """The one delivery of a request. Owner of `state`; `status` and `error` say how it ended, for the records."""
+
+    __slots__ = (
+        "_call",
+        "_clock",
+        "_headers",
+        "_heartbeat",
+        "_heartbeat_s",
+        "_is_streaming",
+        "_written_s",
+        "error",
+        "first_content_s",
+        "state",
+        "status",
+    )
+
+    def __init__(
+        self,
+        call: Call,
+        *,
+        is_streaming: bool,
+        clock: Clock,
+        heartbeat_s: float,
+        headers: Callable[[], bytes],
+    ) -> None:
+        self._call = call
+        self._clock = clock
+        self._is_streaming = is_streaming
+        self._headers = headers
+        self._heartbeat_s = heartbeat_s
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._written_s = 0.0
+        self.state = State.WAITING
+        self.status = 0
+        self.error: HeadraceError | None = None
+        self.first_content_s: float | None = None
+        if is_streaming:
+            self._written_s = clock.now_s()
+            self._heartbeat = asyncio.get_running_loop().call_later(heartbeat_s, self._beat)
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether nothing of the answer has reached the caller and it is still there."""
+        return self.state in (State.WAITING, State.OPEN)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _ENDS
+
+    @property
+    def outcome(self) -> Outcome:
+        return OUTCOMES[self.state]
+
+    def content(self, events: bytes, *, now_s: float) -> None:
+        """Encoded events of a streamed answer."""
+        if self.state is not State.DELIVERING:
+            self._open_stream()
+            self._step(Event.CONTENT)
+            self.first_content_s = now_s
+        self._written_s = now_s
+        self._call.write(events)
+
+    def end_stream(self, events: bytes) -> None:
+        """The last encoded events of a complete answer; `[DONE]` is added here and nowhere else."""
+        if self.state is not State.DELIVERING:
+            self._open_stream()
+            self.first_content_s = self._clock.now_s()
+        self._step(Event.END)
+        self._call.finish(events + sse.DONE_EVENT)
+
+    def whole(self, body: bytes) -> None:
+        """A whole answer."""
+        self.first_content_s = self._clock.now_s()
+        self._step(Event.END)
+        self.status = 200
+        self._call.respond(200, body, headers=self._headers())
+
+    def fail(self, error: HeadraceError, *, is_refusal: bool) -> None:
+        """Says that there is no answer, or no more of it: by status where none was sent yet, else by an error event."""
+        has_head = self.state is not State.WAITING
+        self._step(Event.REFUSAL if is_refusal else Event.LOSS)
+        self.error = error
+        self.status = error.status
+        body = openai.error_body(error, request_id=self._call.request_id)
+        if has_head:
+            self._call.break_off(sse.encode(body))
+        else:
+            self._call.respond(error.status, body, headers=self._headers() + openai.error_headers(error))
+
+    def client_gone(self) -> None:
+        """The caller left; what it has not seen it will not see."""
+        self._step(Event.GONE)
+        self.error = ClientGone("the caller closed the connection")
+        self.status = ClientGone.status
+
+    def _step(self, event: Event) -> None:
+        following = TRANSITIONS[self.state].get(event)
+        assert following is not None, f"{event} cannot happen to a delivery that is {self.state}"
+        self.state = following
+        if following in _ENDS and self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    def _open_stream(self) -> None:
+        if self.state is State.WAITING:
+            self.status = 200
+            self._call.open_stream(headers=self._headers())
+
+    def _beat(self) -> None:
+        now_s = self._clock.now_s()
+        due_s = self._written_s + self._heartbeat_s
+        if now_s >= due_s and not self._call.is_paused:
+            self._open_stream()
+            self._step(Event.HEARTBEAT)
+            self._call.write(sse.HEARTBEAT)
+            self._written_s = now_s
+            due_s = now_s + self._heartbeat_s
+        self._heartbeat = asyncio.get_running_loop().call_later(max(0.05, due_s - now_s), self._beat)

@@ -1,0 +1,191 @@
+"""Awaits the dispatcher's verdict and holds the slot: limits, admission and balancing before the work, release after it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from headrace.core.clock import Clock
+from headrace.core.errors import DeadlineExceeded, NoReadyReplica, Saturated
+from headrace.core.fleet import Deployment, FleetSnapshot, Replica
+from headrace.core.outcome import AttemptOutcome
+from headrace.core.request import InferenceRequest
+from headrace.core.tenant import Principal
+from headrace.policies.dispatch import Action, Dispatcher, Expire, ReplicaLoad, Start, Ticket
+from headrace.policies.limits import LimitView, TenantLimiter
+
+
+class Dispatch:
+    """Drives the state machine in policies/dispatch.py with futures. Owner of `_waiters`, one for each waiting ticket."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        limiter: TenantLimiter,
+        *,
+        clock: Clock,
+        queue_wait_max_s: float,
+        on_ejected: Callable[[Replica], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._limiter = limiter
+        self._clock = clock
+        self._queue_wait_max_s = queue_wait_max_s
+        self._on_ejected = on_ejected
+        self._waiters: dict[Ticket, asyncio.Future[None]] = {}
+
+    def slot(self, request: InferenceRequest) -> "Slot":
+        """`async with`: waits its turn and holds a slot of a replica; raises OverloadError or DeadlineExceeded."""
+        return Slot(self, request)
+
+    def publish(self, snapshot: FleetSnapshot) -> None:
+        self._perform(self._dispatcher.publish(snapshot, now_s=self._clock.now_s()))
+
+    def wake(self) -> None:
+        """Called a few times a second; see Dispatcher.wake."""
+        self._perform(self._dispatcher.wake(now_s=self._clock.now_s()))
+
+    def deployment(self, model: str) -> Deployment:
+        return self._dispatcher.deployment(model)
+
+    def deployments(self) -> list[Deployment]:
+        return list(self._dispatcher.deployments())
+
+    def loads(self) -> Iterator[tuple[str, ReplicaLoad]]:
+        return self._dispatcher.loads()
+
+    def queue_length(self, model: str) -> int:
+        return self._dispatcher.queue_length(model)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def limit_view(self, principal: Principal) -> LimitView | None:
+        return self._limiter.view(principal, now_s=self._clock.now_s())
+
+    # Called by slots.
+
+    async def enter(self, request: InferenceRequest) -> Ticket:
+        """A running ticket. Whatever is raised, nothing is held afterwards."""
+        now_s = self._clock.now_s()
+        self._limiter.take(request.principal, now_s=now_s)
+        ticket = Ticket(
+            model=request.model, partition=request.principal.tenant, deadline_s=request.deadline_s
+        )
+        try:
+            if self._dispatcher.arrive(ticket, now_s=now_s) is None:
+                await self._wait(ticket)
+        except BaseException:
+            self._limiter.release(request.principal.tenant)
+            raise
+        return ticket
+
+    async def move(self, ticket: Ticket) -> None:
+        """Another replica for a ticket whose attempt failed; waits if it must. Raises OverloadError or DeadlineExceeded."""
+        if self._dispatcher.retry(ticket, now_s=self._clock.now_s()) is None:
+            await self._wait(ticket)
+
+    def give_back(self, ticket: Ticket, outcome: AttemptOutcome) -> None:
+        """The attempt has ended; its slot is free for whoever waits."""
+        load = ticket.load
+        ejected, actions = self._dispatcher.give_back(ticket, outcome, now_s=self._clock.now_s())
+        if ejected and load is not None:
+            self._on_ejected(load.replica)
+        if actions:
+            self._perform(actions)
+
+    def leave(self, ticket: Ticket, request: InferenceRequest) -> None:
+        """The request is over."""
+        if ticket.load is not None:
+            self.give_back(ticket, AttemptOutcome.CANCELLED)
+        self._limiter.release(request.principal.tenant)
+
+    async def _wait(self, ticket: Ticket) -> None:
+        """Waits until the ticket runs. Raises when its time in the queue or its deadline is over, or its model is gone."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[ticket] = waiter
+        now_s = self._clock.now_s()
+        time_left_s = ticket.deadline_s - now_s
+        try:
+            async with asyncio.timeout(min(self._queue_wait_max_s, time_left_s)):
+                await waiter
+        except TimeoutError:
+            # A slot may have come in the very moment that the time ran out: then it counts as in time.
+            if ticket.load is None:
+                self._dispatcher.leave(ticket, now_s=self._clock.now_s())
+                if time_left_s <= self._queue_wait_max_s:
+                    raise DeadlineExceeded(
+                        "the deadline passed while the request waited for a free slot"
+                    ) from None
+                raise Saturated(
+                    f"no slot became free within {self._queue_wait_max_s:.0f} s",
+                    retry_after_s=max(1.0, self._dispatcher.expected_wait_s(ticket.model)),
+                ) from None
+        except BaseException:
+            if ticket.load is not None:
+                self.give_back(ticket, AttemptOutcome.CANCELLED)
+            else:
+                self._dispatcher.leave(ticket, now_s=self._clock.now_s())
+            raise
+        finally:
+            del self._waiters[ticket]
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            waiter = self._waiters.get(action.ticket)
+            assert waiter is not None, "only waiting tickets are acted on"
+            match action:
+                case Start():
+                    if not waiter.done():
+                        waiter.set_result(None)
+                case Expire(ticket):
+                    if not waiter.done():
+                        waiter.set_exception(self._expired(ticket))
+
+    def _expired(self, ticket: Ticket) -> DeadlineExceeded | NoReadyReplica:
+        if ticket.deadline_s <= self._clock.now_s():
+            return DeadlineExceeded("the deadline passed while the request waited for a free slot")
+        return NoReadyReplica("the model is no longer offered", retry_after_s=5.0)
+
+
+class Slot:
+    """A place on a replica for one request, given back exactly once however the request ends."""
+
+    __slots__ = ("_dispatch", "_request", "_ticket")
+
+    def __init__(self, dispatch: Dispatch, request: InferenceRequest) -> None:
+        self._dispatch = dispatch
+        self._request = request
+        self._ticket: Ticket | None = None
+
+    async def __aenter__(self) -> "Slot":
+        self._ticket = await self._dispatch.enter(self._request)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._dispatch.leave(self.ticket, self._request)
+
+    @property
+    def ticket(self) -> Ticket:
+        assert self._ticket is not None, "a slot is used inside `async with`"
+        return self._ticket
+
+    @property
+    def replica(self) -> Replica:
+        load = self.ticket.load
+        assert load is not None, "the slot was given back"
+        return load.replica
+
+    @property
+    def queue_wait_s(self) -> float:
+        return self.ticket.waited_s
+
+    def give_back(self, outcome: AttemptOutcome) -> None:
+        """The attempt on this replica has ended; `move` may follow."""
+        self._dispatch.give_back(self.ticket, outcome)
+
+    async def move(self) -> None:
+        """Takes a slot on another replica."""
+        await self._dispatch.move(self.ticket)

@@ -1,0 +1,73 @@
+"""Which paths does the public port have? Matched exactly, byte by byte."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from headrace.core.request import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRoute:
+    """A POST that becomes an inference request."""
+
+    endpoint: Endpoint
+    body_bytes_max: int
+
+
+class Info(Enum):
+    """What a GET can ask for; the first two need no key."""
+
+    LIVEZ = auto()
+    READYZ = auto()
+    MODELS = auto()
+    MODEL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class InfoRoute:
+    """A GET that is answered at once.
+
+    Attributes:
+        name: The model's name where the path ends in one.
+    """
+
+    kind: Info
+    name: str = ""
+    body_bytes_max: int = 0
+
+
+Route = InferenceRoute | InfoRoute
+
+LIVEZ = InfoRoute(Info.LIVEZ)
+READYZ = InfoRoute(Info.READYZ)
+_MODELS = InfoRoute(Info.MODELS)
+_MODEL_PREFIX = b"/v1/models/"
+
+
+def open_to_all(method: bytes, path: bytes) -> InfoRoute | None:
+    """The route of the two paths that answer without a key, or None."""
+    if method == b"GET":
+        if path == b"/livez":
+            return LIVEZ
+        if path == b"/readyz":
+            return READYZ
+    return None
+
+
+class RouteTable:
+    """The routes that need a key."""
+
+    def __init__(self, *, body_bytes_max: int) -> None:
+        self._posts = {
+            endpoint.value.encode(): InferenceRoute(endpoint, body_bytes_max) for endpoint in Endpoint
+        }
+
+    def find(self, method: bytes, path: bytes) -> Route | None:
+        if method == b"POST":
+            return self._posts.get(path)
+        if method == b"GET":
+            if path == b"/v1/models":
+                return _MODELS
+            if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
+                return InfoRoute(Info.MODEL, name=path[len(_MODEL_PREFIX) :].decode("ascii", "replace"))
+        return None

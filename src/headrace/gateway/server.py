@@ -1,0 +1,309 @@
+"""The public port: which paths there are, and the walk of one request from its bytes to its records."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.core.chance import Chance
+from headrace.core.clock import Clock
+from headrace.core.errors import HeadraceError, InternalError, InvalidRequest, NoReadyReplica, NotFound
+from headrace.core.fleet import FleetSnapshot
+from headrace.core.ids import RequestId, request_id
+from headrace.core.request import Endpoint, InferenceRequest
+from headrace.core.tenant import Principal
+from headrace.gateway.auth import Authenticator
+from headrace.gateway.connection import Call, ClientConnection
+from headrace.gateway.delivery import Delivery
+from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.routes import Info, InfoRoute, Route, RouteTable, open_to_all
+from headrace.gateway.upstream import Upstream
+from headrace.gateway.usage import Account, UsageCloser
+from headrace.protocols import http1, openai
+from headrace.telemetry.logs import Log
+from headrace.telemetry.metrics import Metrics
+
+TICK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PortLimits:
+    """See config.ServerConfig and config.RequestConfig."""
+
+    connections_max: int
+    header_timeout_s: float
+    idle_timeout_s: float
+    body_bytes_per_s_min: int
+    body_bytes_max: int
+    deadline_s: float
+    deadline_max_s: float
+    heartbeat_s: float
+
+
+class Gateway:
+    """The data plane of one process. State: open connections, whether it drains; the rest belongs to its parts."""
+
+    def __init__(
+        self,
+        *,
+        auth: Authenticator,
+        dispatch: Dispatch,
+        upstream: Upstream,
+        usage: UsageCloser,
+        limits: PortLimits,
+        accepts_work: Callable[[], bool],
+        metrics: Metrics,
+        log: Log,
+        clock: Clock,
+        chance: Chance,
+    ) -> None:
+        self.auth = auth
+        self.dispatch = dispatch
+        self.upstream = upstream
+        self.usage = usage
+        self.clock = clock
+        self.header_timeout_s = limits.header_timeout_s
+        self.idle_timeout_s = limits.idle_timeout_s
+        self.body_bytes_per_s_min = limits.body_bytes_per_s_min
+        self._limits = limits
+        self._accepts_work = accepts_work
+        self._metrics = metrics
+        self._log = log
+        self._chance = chance
+        self._connections: set[ClientConnection] = set()
+        self._is_draining = False
+        self._quiet = asyncio.Event()
+        self._routes = RouteTable(body_bytes_max=limits.body_bytes_max)
+        self.ticked_s = clock.now_s()
+        self.in_progress = 0
+        self.streams_open = 0
+
+    async def handle(self, call: Call) -> None:
+        """One request, start to end. Never raises but CancelledError, when the caller leaves."""
+        try:
+            if isinstance(call.route, InfoRoute):
+                self._inform(call, call.route)
+            else:
+                await self._infer(call, call.route.endpoint)
+        except HeadraceError as error:
+            self._refuse(call, error)
+        except Exception as error:  # noqa: BLE001 -- the outermost edge of a request: a bug must not take the port down
+            self._metrics.internal_errors.labels("request").add()
+            self._log.internal_error(error, where="request", request_id=call.request_id)
+            call.abort()
+
+    async def _infer(self, call: Call, endpoint: Endpoint) -> None:
+        """The walk. Authentication came before the body (`screen`); what is raised before the account opens is a refusal."""
+        request = self._parse(call, endpoint)
+        account = Account(request, self.dispatch.deployment(request.model))
+        delivery = self._delivery(call, request, account)
+        self._begin(request)
+        try:
+            async with self.dispatch.slot(request) as slot:  # limits, admission, balancing
+                await self.upstream.run(request, slot, delivery, call, account)
+        except HeadraceError as refusal:
+            delivery.fail(refusal, is_refusal=True)
+        except asyncio.CancelledError:
+            delivery.client_gone()
+            raise
+        finally:
+            self._end(request)
+            self.usage.close(account, delivery)
+
+    def _begin(self, request: InferenceRequest) -> None:
+        self.in_progress += 1
+        self.streams_open += request.is_streaming
+
+    def _end(self, request: InferenceRequest) -> None:
+        self.in_progress -= 1
+        self.streams_open -= request.is_streaming
+        if self._is_draining and not self.in_progress:
+            self._quiet.set()
+
+    def _parse(self, call: Call, endpoint: Endpoint) -> InferenceRequest:
+        """Bytes to a checked request, or InvalidRequest and ModelNotFound."""
+        assert call.principal is not None, "inference is never anonymous"
+        if self._is_draining or not self._accepts_work():
+            raise NoReadyReplica("this server takes no new work now", retry_after_s=5.0)
+        parsed = openai.parse_body(endpoint, call.body)
+        deployment = self.dispatch.deployment(parsed.model)
+        if endpoint.task not in deployment.tasks:
+            raise InvalidRequest(f"the model `{parsed.model}` does not serve {endpoint.value}", param="model")
+        openai.check_against(deployment, parsed)
+        return InferenceRequest(
+            id=call.request_id,
+            principal=call.principal,
+            endpoint=endpoint,
+            model=parsed.model,
+            fields=parsed.fields,
+            is_streaming=parsed.is_streaming,
+            wants_usage=parsed.wants_usage,
+            prompt_bytes=parsed.prompt_bytes,
+            output_tokens_max=parsed.output_tokens_max,
+            choices=parsed.choices,
+            arrived_s=call.received_s,
+            arrived_wall_s=self.clock.wall_s(),
+            deadline_s=call.received_s + self._time_s(call.head),
+        )
+
+    def _time_s(self, head: http1.RequestHead) -> float:
+        """The time that a request has, from its header or the default."""
+        value = head.headers.get(b"x-headrace-deadline-ms")
+        if value is None:
+            return self._limits.deadline_s
+        if not value.isdigit() or len(value) > 9 or int(value) == 0:
+            raise InvalidRequest("X-Headrace-Deadline-Ms must be a whole number of milliseconds, at least 1")
+        return min(self._limits.deadline_max_s, int(value) / 1000.0)
+
+    def _delivery(self, call: Call, request: InferenceRequest, account: Account) -> Delivery:
+        revision = b"x-headrace-model-revision: " + account.deployment.revision.encode() + b"\r\n"
+        return Delivery(
+            call,
+            is_streaming=request.is_streaming,
+            clock=self.clock,
+            heartbeat_s=self._limits.heartbeat_s,
+            headers=lambda: revision + self._rate_headers(request.principal),
+        )
+
+    def _rate_headers(self, principal: Principal) -> bytes:
+        """The tenant's request bucket in the headers that OpenAI's clients know."""
+        view = self.dispatch.limit_view(principal)
+        if view is None:
+            return b""
+        return (
+            b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\nx-ratelimit-reset-requests: %.3fs\r\n"
+            % (view.limit, view.remaining, view.reset_s)
+        )
+
+    def _inform(self, call: Call, route: InfoRoute) -> None:
+        match route.kind:
+            case Info.LIVEZ:
+                call.respond(200, b'{"status":"alive"}')
+            case Info.READYZ:
+                ready = self.is_ready
+                call.respond(
+                    200 if ready else 503, b'{"status":"ready"}' if ready else b'{"status":"not ready"}'
+                )
+            case Info.MODELS:
+                call.respond(200, openai.model_list(self.dispatch.deployments()))
+            case Info.MODEL:
+                call.respond(200, openai.model_card(self.dispatch.deployment(route.name)))
+
+    def _refuse(self, call: Call, error: HeadraceError) -> None:
+        """Answers a request that never got as far as an account."""
+        self._count_refusal(error, call.request_id, call.principal)
+        call.respond(
+            error.status,
+            openai.error_body(error, request_id=call.request_id),
+            headers=openai.error_headers(error),
+        )
+
+    def _count_refusal(
+        self, error: HeadraceError, request_id: RequestId, principal: Principal | None
+    ) -> None:
+        if isinstance(error, InternalError):
+            self._metrics.internal_errors.labels("request").add()
+        self._metrics.refusals.labels(error.code).add()
+        self._log.event(
+            "request.refused",
+            request_id=request_id,
+            tenant=None if principal is None else principal.tenant,
+            key_id=None if principal is None else principal.key_id,
+            status=error.status,
+            code=error.code,
+        )
+
+    # Called by connections.
+
+    def screen(self, head: http1.RequestHead) -> tuple[Route, Principal | None]:
+        """Decides on the head alone: an unknown caller's body is neither kept nor parsed.
+
+        Whoever has no key learns nothing about paths either; the path is matched exactly, byte by byte, so that no other
+        spelling of it can reach a different decision.
+        """
+        open_route = open_to_all(head.method, head.path)
+        if open_route is not None:
+            return open_route, None
+        principal = self.auth.identify(head.headers)
+        if head.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise InvalidRequest("compressed bodies are not accepted; send the JSON as it is")
+        route = self._routes.find(head.method, head.path)
+        if route is not None:
+            return route, principal
+        self._metrics.unmatched_requests.labels().add()
+        raise NotFound("no such path, or not with that method; see GET /v1/models and docs/reference/http.md")
+
+    def new_request_id(self) -> RequestId:
+        return request_id(self._chance, wall_s=self.clock.wall_s())
+
+    def opened(self, connection: ClientConnection) -> bool:
+        if len(self._connections) >= self._limits.connections_max:
+            self._log.event("connection.rejected", code="connections_max")
+            return False
+        self._connections.add(connection)
+        return True
+
+    def closed(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+
+    def refused_early(self, error: HeadraceError, request_id: RequestId) -> None:
+        self._count_refusal(error, request_id, None)
+
+    # Called by the composition root.
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a load balancer should send work here: something is ready to answer, and we are not on the way out."""
+        return not self._is_draining and any(True for _ in self.dispatch.loads())
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def publish(self, snapshot: FleetSnapshot) -> None:
+        """Takes over a new picture of the fleet; running requests stay where they are."""
+        self.upstream.publish(snapshot)
+        self.dispatch.publish(snapshot)
+
+    async def serve(self, host: str, port: int, *, opened: Callable[[int], None]) -> None:
+        """Listens until cancelled. `opened` gets the real port. Raises OSError if the address is taken.
+
+        One task for each connection, all owned by the group here; a tick four times a second watches the slow ones.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            server = await asyncio.get_running_loop().create_server(
+                lambda: ClientConnection(self, tasks), host, port, backlog=1024
+            )
+            try:
+                opened(server.sockets[0].getsockname()[1])
+                await self._tick()
+            finally:
+                server.close()
+                self.upstream.close()
+
+    async def drain(self, limit_s: float) -> int:
+        """Takes no new work and waits for what is in progress; after `limit_s` cuts the rest. Returns how many were cut."""
+        self._is_draining = True
+        for connection in list(self._connections):
+            connection.drain()
+        if self.in_progress:
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._quiet.wait()
+            except TimeoutError:
+                pass
+        return self.in_progress
+
+    async def _tick(self) -> None:
+        check_due_s = 0.0
+        while True:
+            before_s = self.clock.now_s()
+            await asyncio.sleep(TICK_S)
+            now_s = self.clock.now_s()
+            self.ticked_s = now_s
+            self._metrics.event_loop_lag_seconds.labels().set(max(0.0, now_s - before_s - TICK_S))
+            self.dispatch.wake()
+            self._log.tick()
+            if now_s >= check_due_s:
+                check_due_s = now_s + 1.0
+                for connection in list(self._connections):
+                    connection.check(now_s)

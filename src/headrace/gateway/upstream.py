@@ -1,0 +1,172 @@
+"""The attempt loop: send to a replica, watch it, and decide with policies/retry.py whether another may try."""
+
+from dataclasses import dataclass
+
+from headrace.core.clock import Clock
+from headrace.core.errors import DeadlineExceeded, HeadraceError, InvalidRequest, Saturated, UpstreamError
+from headrace.core.fleet import FleetSnapshot, Replica
+from headrace.core.outcome import AttemptOutcome
+from headrace.core.request import InferenceRequest
+from headrace.engines import wire
+from headrace.engines.http import ReplicaClient, UpstreamConnection
+from headrace.gateway.attempt import Attempt, AttemptLimits
+from headrace.gateway.connection import Call
+from headrace.gateway.delivery import Delivery
+from headrace.gateway.dispatch import Slot
+from headrace.gateway.usage import Account
+from headrace.policies.dispatch import ReplicaKey
+from headrace.policies.retry import RetryBudget
+from headrace.telemetry.logs import Log
+from headrace.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """See config.RequestConfig."""
+
+    attempts_max: int
+    ratio: float
+    floor_per_s: float
+
+
+class Upstream:
+    """Runs attempts. Owner of the connection pools, one per replica and generation."""
+
+    def __init__(
+        self, *, rules: RetryRules, limits: AttemptLimits, metrics: Metrics, log: Log, clock: Clock
+    ) -> None:
+        self._attempts_max = rules.attempts_max
+        self._budget = RetryBudget(ratio=rules.ratio, floor_per_s=rules.floor_per_s, now_s=clock.now_s())
+        self._limits = limits
+        self._metrics = metrics
+        self._log = log
+        self._clock = clock
+        self._clients: dict[ReplicaKey, ReplicaClient] = {}
+
+    def publish(self, snapshot: FleetSnapshot) -> None:
+        """Closes the pools of replicas that are gone."""
+        live = {(r.id, r.generation) for d in snapshot.deployments.values() for r in d.replicas}
+        for key in [key for key in self._clients if key not in live]:
+            self._clients.pop(key).close()
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    async def run(
+        self, request: InferenceRequest, slot: Slot, delivery: Delivery, call: Call, account: Account
+    ) -> None:
+        """Tries replicas until the delivery has ended, one way or another.
+
+        Raises nothing but CancelledError, when the caller leaves; the attempt in progress is dropped then, which stops
+        the engine.
+        """
+        self._budget.request()
+        itl = self._metrics.itl_seconds.labels(request.model)
+        account.queue_wait_s = slot.queue_wait_s
+        while True:
+            attempt = Attempt(
+                request, slot.replica, delivery, call, limits=self._limits, itl=itl, clock=self._clock
+            )
+            try:
+                await self._send(attempt, request, slot, account.deployment.upstream_model)
+            finally:
+                end = attempt.close()
+                account.attempts.append(end)
+                slot.give_back(end.outcome)
+            if end.outcome is AttemptOutcome.COMPLETED:
+                return
+            error = failure(attempt)
+            self._log.event(
+                "attempt.failed",
+                request_id=request.id,
+                replica=end.replica.id,
+                model=request.model,
+                generation=end.replica.generation,
+                attempt=len(account.attempts),
+                reason=end.outcome.value,
+                upstream_status=end.upstream_status,
+                elapsed_s=end.ended_s - end.started_s,
+            )
+            if not self._may_retry(end.outcome, delivery, attempts=len(account.attempts)):
+                delivery.fail(error, is_refusal=False)
+                return
+            try:
+                await slot.move()
+            except HeadraceError as no_alternative:
+                account.queue_wait_s = slot.queue_wait_s
+                too_late = isinstance(no_alternative, DeadlineExceeded)
+                delivery.fail(no_alternative if too_late else error, is_refusal=False)
+                return
+            account.queue_wait_s = slot.queue_wait_s
+            self._metrics.retries.labels(request.model).add()
+
+    async def _send(
+        self, attempt: Attempt, request: InferenceRequest, slot: Slot, upstream_model: str
+    ) -> None:
+        """One attempt on one replica. A kept-alive connection that turns out dead before its first byte of answer proves
+        nothing about the replica (it closed an idle socket): the same attempt goes out again on a fresh one."""
+        client = self._client(slot.replica)
+        try:
+            body = wire.encode(request, slot.replica, upstream_model=upstream_model, grant=slot.ticket.grant)
+        except OverflowError:
+            attempt.fail(
+                AttemptOutcome.REJECTED, InvalidRequest("a number in the body does not fit in 64 bits")
+            )
+            return
+        payload = client.payload(request.endpoint.value, body, request_id=request.id)
+        connection: UpstreamConnection | None = client.idle_connection()
+        while True:
+            if connection is None:
+                try:
+                    connection = await client.connect()
+                except (OSError, TimeoutError):
+                    attempt.fail(AttemptOutcome.UNREACHABLE)
+                    return
+            await attempt.exchange(connection, payload)
+            if not attempt.is_stale_connection:
+                return
+            attempt.start_again()
+            connection = None
+
+    def _client(self, replica: Replica) -> ReplicaClient:
+        key = (replica.id, replica.generation)
+        client = self._clients.get(key)
+        if client is None:
+            client = self._clients[key] = ReplicaClient(replica, clock=self._clock)
+        return client
+
+    def _may_retry(self, outcome: AttemptOutcome, delivery: Delivery, *, attempts: int) -> bool:
+        return (
+            outcome.is_retryable
+            and delivery.may_retry
+            and attempts < self._attempts_max
+            and self._budget.take(now_s=self._clock.now_s())
+        )
+
+
+def failure(attempt: Attempt) -> HeadraceError:
+    """What the caller is told about an attempt that failed, if no other follows."""
+    outcome, fault = attempt.outcome, attempt.fault
+    if attempt.error is not None:
+        return attempt.error
+    match outcome:
+        case AttemptOutcome.DEADLINE:
+            return DeadlineExceeded("the deadline passed before the answer was complete")
+        case AttemptOutcome.REJECTED:
+            message = (
+                fault.message
+                if fault is not None and fault.message
+                else "the model found the request invalid"
+            )
+            return InvalidRequest(message)
+        case AttemptOutcome.BUSY:
+            return Saturated(
+                "every replica of this model is busy", retry_after_s=attempt.retry_after_s or 1.0
+            )
+        case AttemptOutcome.STALLED:
+            return UpstreamError("the replica stopped answering", reason=outcome.value)
+        case AttemptOutcome.TRUNCATED:
+            return UpstreamError("the replica's answer ended before it was complete", reason=outcome.value)
+        case _:
+            return UpstreamError("the replica failed", reason=outcome.value)

@@ -1,0 +1,286 @@
+"""Who runs where, and when? The state machine that sequences admission, balancing, health and retries; it does no I/O.
+
+The gateway drives it with sockets; a simulator can drive the same code with an event heap. Every method takes the time and
+returns what the driver must do: `Start` a ticket on a replica, or `Expire` a ticket whose deadline passed in the queue.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.core.chance import Chance
+from headrace.core.errors import ModelNotFound, NoReadyReplica
+from headrace.core.fleet import Deployment, FleetSnapshot, Replica
+from headrace.core.ids import ReplicaId
+from headrace.core.outcome import AttemptOutcome
+from headrace.policies import admission, balancing
+from headrace.policies.health import HealthRules, ReplicaHealth
+from headrace.policies.partition import SlotGrant, SlotTable
+
+ReplicaKey = tuple[ReplicaId, int]
+
+
+class Ticket:
+    """One admitted request on its way. Owner: the Dispatcher, until it has left.
+
+    Attributes:
+        model: Which deployment.
+        partition: Whose prefix cache it may use: the tenant.
+        deadline_s: Monotonic; never started after it.
+        load: The replica that runs it now, or None while it waits.
+        grant: The slot of that replica, where slots are partitioned.
+        tried: Replicas that failed it.
+        waited_s: Time spent in the queue so far.
+    """
+
+    __slots__ = (
+        "deadline_s",
+        "enqueued_s",
+        "grant",
+        "load",
+        "model",
+        "partition",
+        "started_s",
+        "tried",
+        "waited_s",
+    )
+
+    def __init__(self, *, model: str, partition: str, deadline_s: float) -> None:
+        self.model = model
+        self.partition = partition
+        self.deadline_s = deadline_s
+        self.load: ReplicaLoad | None = None
+        self.grant: SlotGrant | None = None
+        self.tried: tuple[ReplicaKey, ...] = ()
+        self.enqueued_s = 0.0
+        self.started_s = 0.0
+        self.waited_s = 0.0
+
+
+class ReplicaLoad:
+    """What runs on one replica. `outstanding` is raised and lowered only by the Dispatcher, never by probes."""
+
+    __slots__ = ("health", "is_ejected", "key", "outstanding", "replica", "slot_table", "slots")
+
+    def __init__(self, replica: Replica, rules: HealthRules) -> None:
+        self.replica = replica
+        self.key: ReplicaKey = (replica.id, replica.generation)
+        self.slots = replica.slots
+        self.outstanding = 0
+        self.is_ejected = False
+        self.health = ReplicaHealth(rules)
+        self.slot_table = SlotTable(replica.slots) if replica.traits.partitions_slots else None
+
+
+class _DeploymentState:
+    """One deployment's replicas, queue and measured service time."""
+
+    __slots__ = ("deployment", "drain", "loads", "queue")
+
+    def __init__(self, deployment: Deployment, *, queue_length_max: int) -> None:
+        self.deployment = deployment
+        self.loads: list[ReplicaLoad] = []
+        self.queue: admission.AdmissionQueue[Ticket] = admission.AdmissionQueue(length_max=queue_length_max)
+        self.drain = admission.DrainRate()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run the ticket on `ticket.load.replica` now; the slot is already taken."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """The ticket's deadline passed while it waited; it has left the queue."""
+
+    ticket: Ticket
+
+
+Action = Start | Expire
+
+
+class Dispatcher:
+    """All deployments' queues and loads. State: `_states` by model name; retired replicas live on in their tickets."""
+
+    def __init__(self, *, queue_length_max: int, health: HealthRules, chance: Chance) -> None:
+        self._queue_length_max = queue_length_max
+        self._health = health
+        self._chance = chance
+        self._states: dict[str, _DeploymentState] = {}
+
+    def publish(self, snapshot: FleetSnapshot, *, now_s: float) -> list[Action]:
+        """Takes over a new picture of the fleet. Running tickets stay where they are; waiting ones may start or,
+        where their deployment is no longer offered, expire."""
+        actions: list[Action] = []
+        for name in [name for name in self._states if name not in snapshot.deployments]:
+            queue = self._states.pop(name).queue
+            while (ticket := queue.pop(lambda _: True)) is not None:
+                actions.append(Expire(ticket))
+        for name, deployment in snapshot.deployments.items():
+            state = self._states.get(name)
+            if state is None:
+                state = self._states[name] = _DeploymentState(
+                    deployment, queue_length_max=self._queue_length_max
+                )
+            known = {load.key: load for load in state.loads}
+            state.deployment = deployment
+            state.loads = [self._load_of(replica, known) for replica in deployment.replicas]
+            actions.extend(self._start_waiting(state, now_s))
+        return actions
+
+    def deployment(self, model: str) -> Deployment:
+        """The deployment of that name, or ModelNotFound."""
+        state = self._states.get(model)
+        if state is None:
+            raise ModelNotFound(
+                f"the model `{model[:100]}` does not exist; GET /v1/models lists those that do", param="model"
+            )
+        return state.deployment
+
+    def arrive(self, ticket: Ticket, *, now_s: float) -> Start | None:
+        """Start now, or None: it waits. Raises NoReadyReplica or Saturated, and then the ticket is not kept."""
+        state = self._states[ticket.model]
+        if not state.loads:
+            raise NoReadyReplica(
+                "no replica of this model is ready", retry_after_s=state.deployment.retry_after_s
+            )
+        if not len(state.queue):
+            started = self._try_start(state, ticket, now_s)
+            if started is not None:
+                return started
+        self._check(state, ticket, now_s)
+        self._wait(state, ticket, now_s)
+        return None
+
+    def retry(self, ticket: Ticket, *, now_s: float) -> Start | None:
+        """Another replica for a ticket whose slot was given back: now, or None: it waits again, ahead of later deadlines.
+
+        Raises NoReadyReplica if no replica is left that has not failed this ticket already.
+        """
+        state = self._states.get(ticket.model)
+        if state is None or all(load.key in ticket.tried for load in state.loads):
+            raise NoReadyReplica(
+                "no other replica of this model is ready", retry_after_s=admission.RETRY_AFTER_MIN_S
+            )
+        started = self._try_start(state, ticket, now_s)
+        if started is None:
+            self._wait(state, ticket, now_s)
+        return started
+
+    def give_back(
+        self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float
+    ) -> tuple[bool, list[Action]]:
+        """The attempt has ended: frees its slot, judges the replica, starts who waits.
+
+        Returns whether the replica was ejected by this, and the actions. The ticket may `retry` after it.
+        """
+        load = ticket.load
+        assert load is not None, "only a running ticket has a slot to give back"
+        ticket.load = None
+        load.outstanding -= 1
+        if ticket.grant is not None and load.slot_table is not None:
+            load.slot_table.give_back(ticket.grant)
+            ticket.grant = None
+        ejected = False
+        state = self._states.get(ticket.model)
+        if outcome is AttemptOutcome.COMPLETED:
+            load.health.succeeded()
+            load.is_ejected = False
+            if state is not None:
+                state.drain.observe(now_s - ticket.started_s)
+        elif outcome.is_replica_fault:
+            ticket.tried = (*ticket.tried, load.key)
+            ejected = load.health.failed(now_s=now_s)
+        elif outcome is AttemptOutcome.BUSY:
+            ticket.tried = (*ticket.tried, load.key)
+        return ejected, (self._start_waiting(state, now_s) if state is not None else [])
+
+    def leave(self, ticket: Ticket, *, now_s: float) -> None:
+        """A waiting ticket gives up: its caller left, or its time in the queue is over."""
+        state = self._states.get(ticket.model)
+        if state is not None and state.queue.remove(ticket):
+            ticket.waited_s += now_s - ticket.enqueued_s
+
+    def wake(self, *, now_s: float) -> list[Action]:
+        """Called on a timer: starts work that waits only because its replicas were ejected, and whose time out is over."""
+        actions: list[Action] = []
+        for state in self._states.values():
+            if len(state.queue):
+                actions.extend(self._start_waiting(state, now_s))
+        return actions
+
+    def queue_length(self, model: str) -> int:
+        state = self._states.get(model)
+        return len(state.queue) if state else 0
+
+    def loads(self) -> Iterator[tuple[str, ReplicaLoad]]:
+        """Every (model, replica load), for status and gauges."""
+        for model, state in self._states.items():
+            for load in state.loads:
+                yield model, load
+
+    def deployments(self) -> Iterator[Deployment]:
+        for state in self._states.values():
+            yield state.deployment
+
+    def expected_wait_s(self, model: str) -> float:
+        """What a request arriving now would wait in this deployment's queue."""
+        state = self._states[model]
+        return state.drain.wait_s(ahead=len(state.queue), slots=sum(load.slots for load in state.loads))
+
+    def _load_of(self, replica: Replica, known: dict[ReplicaKey, ReplicaLoad]) -> ReplicaLoad:
+        load = known.get((replica.id, replica.generation))
+        if load is None:
+            return ReplicaLoad(replica, self._health)
+        load.replica, load.slots = replica, replica.slots
+        return load
+
+    def _check(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> None:
+        admission.check_admission(
+            queued=len(state.queue),
+            is_full=state.queue.is_full,
+            expected_wait_s=self.expected_wait_s(ticket.model),
+            time_left_s=ticket.deadline_s - now_s,
+        )
+
+    def _wait(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> None:
+        ticket.enqueued_s = now_s
+        state.queue.push(ticket)
+
+    def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> Start | None:
+        loads = state.loads
+        for load in loads:
+            if load.health.ejected_until_s:
+                load.is_ejected = load.health.is_ejected(now_s)
+        if ticket.tried:
+            loads = [load for load in loads if load.key not in ticket.tried]
+        chosen = balancing.pick(balancing.eligible(loads), chance=self._chance)
+        if chosen is None:
+            return None
+        chosen.outstanding += 1
+        ticket.load = chosen
+        ticket.started_s = now_s
+        if chosen.slot_table is not None:
+            ticket.grant = chosen.slot_table.take(ticket.partition)
+        return Start(ticket)
+
+    def _start_waiting(self, state: _DeploymentState, now_s: float) -> list[Action]:
+        """Starts waiting tickets, earliest deadline first, as long as one of them finds a slot."""
+        actions: list[Action] = []
+
+        def accepts(ticket: Ticket) -> bool:
+            if ticket.deadline_s <= now_s:
+                actions.append(Expire(ticket))
+                return True
+            started = self._try_start(state, ticket, now_s)
+            if started is not None:
+                actions.append(started)
+            return started is not None
+
+        while len(state.queue) and any(load.outstanding < load.slots for load in state.loads):
+            ticket = state.queue.pop(accepts)
+            if ticket is None:
+                break
+            ticket.waited_s += now_s - ticket.enqueued_s
+        return actions

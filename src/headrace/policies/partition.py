@@ -1,0 +1,44 @@
+"""Which slot of a shared engine, and may its cache be reused? A slot's prefix cache serves only the tenant that used it last.
+
+For engines whose prefix cache is common to all callers but cut into slots that the caller may name (llama.cpp): we assign
+the slots ourselves and allow reuse only to the same tenant, so no tenant can see or time another's prompts.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGrant:
+    """A slot for one request.
+
+    Attributes:
+        index: Which slot, from 0.
+        may_reuse: Whether what the slot's cache holds came from the same tenant.
+    """
+
+    index: int
+    may_reuse: bool
+
+
+class SlotTable:
+    """The slots of one replica. `_owner[i]` used slot i last, at tick `_used[i]`; `_busy[i]` while a request holds it."""
+
+    def __init__(self, slots: int) -> None:
+        self._owner: list[str | None] = [None] * slots
+        self._used = [0] * slots
+        self._busy = [False] * slots
+        self._tick = 0
+
+    def take(self, partition: str) -> SlotGrant:
+        """The free slot that this partition used last, else the one unused for longest. A free slot must exist."""
+        free = [index for index, busy in enumerate(self._busy) if not busy]
+        assert free, "slots are given out only below the replica's bound"
+        own = [index for index in free if self._owner[index] == partition]
+        index = max(own, key=self._used.__getitem__) if own else min(free, key=self._used.__getitem__)
+        self._tick += 1
+        self._busy[index], self._owner[index], self._used[index] = True, partition, self._tick
+        return SlotGrant(index, may_reuse=bool(own))
+
+    def give_back(self, grant: SlotGrant) -> None:
+        assert self._busy[grant.index], "a slot is given back once"
+        self._busy[grant.index] = False

@@ -1,0 +1,325 @@
+"""What a replica answered: its events and bodies read, counted and cleaned of what the caller may not or need not see."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
+from headrace.protocols import sse
+
+
+class BadAnswer(Exception):
+    """The replica's bytes are not an answer of the protocol."""
+
+
+class UpstreamFault(msgspec.Struct, frozen=True):
+    """An error that a replica reported: its status, and its message made safe to show to the caller."""
+
+    status: int
+    message: str
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+    refusal: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Timings(msgspec.Struct):
+    """llama.cpp's running counts; prompt_n excludes the cached tokens."""
+
+    prompt_n: int = 0
+    cache_n: int = 0
+    predicted_n: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    error: Any = None
+
+
+class _Whole(msgspec.Struct):
+    choices: list[Any] | None = None
+    data: list[Any] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_whole = msgspec.json.Decoder(_Whole).decode
+_decode_raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_any = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class StreamedAnswer:
+    """Reads the events of one streamed answer and says what to forward.
+
+    Counts by the stated precedence: the engine's final usage, else its last running count, else our estimate from the
+    joined text. A count that can't be true (negative, or zero beside text) counts as missing; error text is never output.
+
+    Args:
+        wants_usage: The caller asked for usage in the stream; without it usage is read and taken out.
+        hides_cached: `cached_tokens` may speak of another tenant's prompts: recorded, not shown.
+        hides_progress: `timings` were asked for by us, not by the caller.
+    """
+
+    __slots__ = (
+        "_final",
+        "_hides_cached",
+        "_hides_progress",
+        "_progress",
+        "_wants_usage",
+        "content_bytes",
+        "fault",
+        "has_finish_reason",
+        "is_done",
+    )
+
+    def __init__(self, *, wants_usage: bool, hides_cached: bool, hides_progress: bool) -> None:
+        self._wants_usage = wants_usage
+        self._hides_cached = hides_cached
+        self._hides_progress = hides_progress
+        self._final: TokenUsage | None = None
+        self._progress: TokenUsage | None = None
+        self.content_bytes = 0
+        self.has_finish_reason = False
+        self.is_done = False
+        self.fault: UpstreamFault | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer reached its end: said so by `[DONE]`, or every part of it by a finish_reason."""
+        return self.is_done or self.has_finish_reason
+
+    def take(self, payload: bytes) -> bytes | None:
+        """Reads one event; returns the data to forward, or None. Raises BadAnswer. After `fault` or `is_done` read no more."""
+        if payload == sse.DONE:
+            self.is_done = True
+            return None
+        try:
+            chunk = _decode_chunk(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadAnswer("an event is not a chunk of an answer") from error
+        if chunk.error is not None:
+            self.fault = fault_of(chunk.error, status=500)
+            return None
+        ends = not chunk.choices
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                self.has_finish_reason = ends = True
+            self.content_bytes += _content_bytes(choice)
+        if chunk.timings is not None:
+            timings = chunk.timings
+            self._progress = _credible(
+                timings.prompt_n + timings.cache_n,
+                timings.predicted_n,
+                timings.cache_n,
+                UsageSource.CUMULATIVE,
+            )
+        if chunk.usage is None and not (chunk.timings is not None and self._hides_progress):
+            return payload
+        return self._without_hidden(payload, chunk, ends=ends)
+
+    def usage(self, *, prompt_bytes: int) -> TokenUsage:
+        """The counts so far, for an attempt that a replica worked on."""
+        found = self._final or self._progress
+        if found is not None and (found.completion_tokens or not self.content_bytes):
+            return found
+        if self.content_bytes:
+            return TokenUsage(
+                estimate_tokens(prompt_bytes), estimate_tokens(self.content_bytes), 0, UsageSource.ESTIMATED
+            )
+        return TokenUsage(source=UsageSource.UNKNOWN)
+
+    def _without_hidden(self, payload: bytes, chunk: _Chunk, *, ends: bool) -> bytes | None:
+        fields = _decode_raw_object(payload)
+        if chunk.usage is not None:
+            source = UsageSource.FINAL if ends or self.has_finish_reason else UsageSource.CUMULATIVE
+            counted = _read_usage(chunk.usage, source)
+            if source is UsageSource.FINAL:
+                self._final = counted or self._final
+            else:
+                self._progress = counted or self._progress
+            if not chunk.choices and not self._wants_usage:
+                return None
+            if not self._wants_usage or not ends:
+                del fields["usage"]
+            elif self._hides_cached:
+                fields["usage"] = _without_cached(fields["usage"])
+        if self._hides_progress:
+            fields.pop("timings", None)
+        return _encode(fields)
+
+
+def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
+    """Reads a whole 200 answer; returns the body to forward and its usage (source UNKNOWN if none was reported).
+
+    Raises BadAnswer if it isn't an answer; an error object inside a 200 is one too.
+    """
+    try:
+        whole = _decode_whole(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadAnswer("the body is not a JSON answer") from error
+    if whole.error is not None or (whole.choices is None and whole.data is None):
+        raise BadAnswer("the body holds no answer")
+    usage = _read_usage(whole.usage, UsageSource.FINAL) if whole.usage is not None else None
+    if hides_cached and whole.usage is not None and whole.usage.prompt_tokens_details is not None:
+        fields = _decode_raw_object(body)
+        fields["usage"] = _without_cached(fields["usage"])
+        body = _encode(fields)
+    return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
+
+
+class AnswerAssembler:
+    """Builds the whole answer from the events of a streamed one, unknown fields included.
+
+    Strings of deltas are joined, except names that are sent whole; lists of indexed parts (choices, tool calls) are merged
+    by index; other lists (log-probabilities) are extended.
+    """
+
+    _WHOLE_NAMES = frozenset(
+        {"role", "id", "type", "name", "finish_reason", "object", "model", "system_fingerprint"}
+    )
+
+    def __init__(self, *, is_chat: bool) -> None:
+        self._is_chat = is_chat
+        self._answer: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def take(self, payload: bytes) -> None:
+        """Adds one forwarded event."""
+        chunk = _decode_any(payload)
+        for choice in chunk.pop("choices", ()):
+            target = self._choices.setdefault(choice.get("index", 0), {})
+            if self._is_chat:
+                choice["message"] = choice.pop("delta", None) or {}
+            self._merge(target, choice)
+        self._answer.update({key: value for key, value in chunk.items() if value is not None})
+
+    def body(self) -> bytes:
+        """The JSON of the whole answer."""
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        for choice in choices:
+            if self._is_chat:
+                choice.setdefault("message", {}).setdefault("content", None)
+        answer = {
+            **self._answer,
+            "object": "chat.completion" if self._is_chat else "text_completion",
+            "choices": choices,
+        }
+        return _encode(answer)
+
+    def _merge(self, target: dict[str, Any], part: dict[str, Any]) -> None:
+        for key, value in part.items():
+            known = target.get(key)
+            if value is None:
+                target.setdefault(key, None)
+            elif isinstance(value, str) and isinstance(known, str) and key not in self._WHOLE_NAMES:
+                target[key] = known + value
+            elif isinstance(value, dict) and isinstance(known, dict):
+                self._merge(known, value)
+            elif isinstance(value, list):
+                target[key] = self._merged_list(known if isinstance(known, list) else [], value)
+            else:
+                target[key] = value
+
+    def _merged_list(self, known: list[Any], parts: list[Any]) -> list[Any]:
+        if not all(isinstance(part, dict) and "index" in part for part in parts):
+            return known + parts
+        by_index = {item["index"]: item for item in known if isinstance(item, dict) and "index" in item}
+        for part in parts:
+            self._merge(by_index.setdefault(part["index"], {}), part)
+        return [by_index[index] for index in sorted(by_index)]
+
+
+def fault_of(error: Any, *, status: int) -> UpstreamFault:
+    """Reads an error object in any of the shapes that engines use; `status` holds if it names none."""
+    message = error
+    if isinstance(error, dict):
+        message = error.get("message")
+        code = error.get("code")
+        if isinstance(code, str) and code.isdecimal():
+            code = int(code)
+        if isinstance(code, int) and 400 <= code <= 599:
+            status = code
+    return UpstreamFault(status, safe_message(message if isinstance(message, str) else ""))
+
+
+def fault_of_body(body: bytes, *, status: int) -> UpstreamFault:
+    """The fault behind an error status; a body that isn't JSON gives no message."""
+    try:
+        parsed = _decode_any(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return UpstreamFault(status, "")
+    inner = parsed.get("error", parsed) if isinstance(parsed, dict) else ""
+    fault = fault_of(inner, status=status)
+    return UpstreamFault(status, fault.message)
+
+
+# What an engine's own words may give away: addresses in memory, URLs, host:port pairs, file paths.
+_SENSITIVE = re.compile(r"0x[0-9a-fA-F]+|\b\w+://\S+|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?|(?:/[\w.+-]+){2,}")
+MESSAGE_MAX = 300
+
+
+def safe_message(text: str) -> str:
+    """An engine's message made fit for the caller: printable, short, without addresses, URLs and paths."""
+    printable = "".join(c if c.isprintable() else " " for c in text[: 4 * MESSAGE_MAX])
+    return _SENSITIVE.sub("[...]", printable)[:MESSAGE_MAX].strip()
+
+
+def _content_bytes(choice: _Choice) -> int:
+    total = 0
+    delta = choice.delta
+    if delta is not None:
+        for text in (delta.content, delta.reasoning_content, delta.reasoning, delta.refusal):
+            if text:
+                total += len(text) if text.isascii() else len(text.encode())
+        for call in delta.tool_calls or ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                total += sum(len(str(function.get(key) or "").encode()) for key in ("name", "arguments"))
+    if choice.text:
+        total += len(choice.text.encode())
+    return total
+
+
+def _read_usage(usage: _Usage, source: UsageSource) -> TokenUsage | None:
+    details = usage.prompt_tokens_details
+    cached = details.cached_tokens if details is not None and details.cached_tokens is not None else 0
+    return _credible(usage.prompt_tokens, usage.completion_tokens or 0, cached, source)
+
+
+def _credible(prompt: int, completion: int, cached: int, source: UsageSource) -> TokenUsage | None:
+    """The counts, or None where they can't be true; more cached than prompt tokens is cut to them."""
+    if prompt < 0 or completion < 0 or (prompt == 0 and completion == 0):
+        return None
+    return TokenUsage(prompt, completion, max(0, min(cached, prompt)), source)
+
+
+def _without_cached(raw: msgspec.Raw) -> msgspec.Raw:
+    usage = _decode_any(raw)
+    if isinstance(usage, dict):
+        usage.pop("prompt_tokens_details", None)
+    return msgspec.Raw(_encode(usage))

@@ -1,0 +1,192 @@
+"""HTTP/1.1 from bytes: requests read by llhttp under our own bounds, and the lines that we write.
+
+llhttp is strict on framing (Content-Length with Transfer-Encoding, repeated lengths, bare LF, chunk syntax); what it doesn't
+check is checked here: sizes and counts of headers, Host, bodies.
+"""
+
+import re
+from typing import Any, Protocol
+
+import httptools
+
+from headrace.core.errors import HeadraceError, InvalidRequest, PayloadTooLarge
+
+HEAD_BYTES_MAX = 32 * 1024
+HEADERS_MAX = 100
+
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+# Headers that decide something and may not be said twice.
+_SINGLE = frozenset(
+    {b"host", b"authorization", b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"}
+)
+
+
+class RequestHead:
+    """A request line and its headers. Names are lower-case; of repeated harmless headers the first counts."""
+
+    __slots__ = ("headers", "keeps_alive", "method", "path", "version")
+
+    def __init__(
+        self, method: bytes, path: bytes, version: str, headers: dict[bytes, bytes], *, keeps_alive: bool
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.version = version
+        self.headers = headers
+        self.keeps_alive = keeps_alive
+
+    @property
+    def expects_continue(self) -> bool:
+        return self.headers.get(b"expect", b"").lower() == b"100-continue"
+
+
+class RequestSink(Protocol):
+    """Who receives what the reader reads. Either method may raise HeadraceError to refuse the message."""
+
+    def head_received(self, head: RequestHead) -> int:
+        """The head is complete and sound; returns how many body bytes are accepted."""
+        ...
+
+    def request_received(self, body: bytes) -> None:
+        """The message is complete."""
+        ...
+
+
+class RequestReader:
+    """Reads the requests of one connection, one after another, pipelined or not.
+
+    State: of the message being read only; `is_idle` between messages.
+    """
+
+    def __init__(self, sink: RequestSink) -> None:
+        self._sink = sink
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._failure: HeadraceError | None = None
+        self.body_bytes = 0
+        self.is_idle = True
+        self._reset()
+
+    @property
+    def is_reading_body(self) -> bool:
+        return self._head_done and not self.is_idle
+
+    def feed(self, data: bytes) -> None:
+        """Reads on. Raises the error to answer with; after that the connection can't be read any further."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            if self._failure is not None:
+                raise self._failure from None
+            raise error.__context__ or error from None
+        except httptools.HttpParserError:
+            raise InvalidRequest("the request is not well-formed HTTP/1.1") from None
+        if not self._head_done and not self.is_idle:
+            # llhttp keeps an unfinished header to itself, so what was fed is what counts.
+            self._fed_bytes += len(data)
+            if self._fed_bytes > HEAD_BYTES_MAX:
+                raise InvalidRequest(f"the request head is larger than {HEAD_BYTES_MAX} bytes")
+
+    # The rest is called by llhttp.
+
+    def on_message_begin(self) -> None:
+        self._reset()
+        self.is_idle = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        self._header_count += 1
+        if self._header_count > HEADERS_MAX or self._head_bytes > HEAD_BYTES_MAX:
+            self._fail(InvalidRequest(f"more than {HEADERS_MAX} headers or {HEAD_BYTES_MAX} bytes of them"))
+        if self._head_done:
+            return  # a trailer: counted, never believed
+        name = name.lower()
+        if name in self._headers:
+            if name in _SINGLE:
+                self._fail(InvalidRequest(f"the header {name.decode('ascii', 'replace')} is given twice"))
+            return
+        self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._head_done = True
+        parser, headers = self._parser, self._headers
+        version: str = parser.get_http_version()
+        path, _, _ = self._url.partition(b"?")
+        host = headers.get(b"host")
+        if len(self._url) + self._head_bytes > HEAD_BYTES_MAX:
+            self._fail(InvalidRequest(f"the request head is larger than {HEAD_BYTES_MAX} bytes"))
+        if version not in ("1.1", "1.0"):
+            self._fail(InvalidRequest("only HTTP/1.1 and HTTP/1.0 are spoken here"))
+        if (host is None and version == "1.1") or (host is not None and _HOST.fullmatch(host) is None):
+            self._fail(InvalidRequest("exactly one valid Host header is required"))
+        if parser.should_upgrade():
+            self._fail(InvalidRequest("protocol upgrades are not supported here"))
+        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            self._fail(InvalidRequest("chunked is the only transfer encoding accepted"))
+        if not path.startswith(b"/"):
+            self._fail(InvalidRequest("the request target must be an absolute path"))
+        head = RequestHead(
+            parser.get_method(), path, version, headers, keeps_alive=parser.should_keep_alive()
+        )
+        try:
+            self._body_bytes_max = self._sink.head_received(head)
+        except HeadraceError as error:
+            self._fail(error)
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > self._body_bytes_max:
+            self._fail_too_large()
+
+    def on_body(self, data: bytes) -> None:
+        self.body_bytes += len(data)
+        if self.body_bytes > self._body_bytes_max:
+            self._fail_too_large()
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        self.is_idle = True
+        parts = self._parts
+        self._sink.request_received(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _fail(self, error: HeadraceError) -> None:
+        self._failure = error
+        raise error
+
+    def _fail_too_large(self) -> None:
+        self._fail(PayloadTooLarge(f"the body is larger than {self._body_bytes_max} bytes"))
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head_bytes = 0
+        self._header_count = 0
+        self._head_done = False
+        self._fed_bytes = 0
+        self._parts: list[bytes] = []
+        self._body_bytes_max = 0
+        self.body_bytes = 0
+
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    429: "Too Many Requests",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+STATUS_LINES = {status: f"HTTP/1.1 {status} {reason}\r\n".encode() for status, reason in _REASONS.items()}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body; data must not be empty, which would end the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -1,0 +1,1 @@
+"""Durable state: models, tenants, keys and the usage ledger."""

@@ -1,0 +1,264 @@
+"""How do the bytes behind a URL get into a file, across lost connections, killed processes and lying servers?"""
+
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+from headrace.core.errors import ConfigError, UpstreamError
+from headrace.stores.objects import CHUNK_BYTES, sha256_of
+
+SOCKET_TIMEOUT_S = 30.0
+HOPS_MAX = 8
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_CONTENT_RANGE = re.compile(r"bytes (?:(?P<start>\d+)-\d+|\*)/(?P<total>\d+|\*)")
+
+T = TypeVar("T")
+
+
+class Progress(Protocol):
+    """Who is told how a pull goes on; called from the thread that pulls."""
+
+    def say(self, line: str) -> None:
+        """A step began, or something needs the reader's attention."""
+        ...
+
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        """So much of the current step is done; `total_bytes` is 0 where nobody knows."""
+        ...
+
+
+class Silent:
+    """Progress for callers that have nobody to tell."""
+
+    def say(self, line: str) -> None:
+        pass
+
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a failing source is tried.
+
+    Attributes:
+        attempts_max: Attempts in a row that bring no new byte; one that does starts the count again.
+        pause_s, pause_max_s: First pause between two attempts, doubled with each up to the maximum.
+        sleep: Waits that many seconds.
+    """
+
+    attempts_max: int = 5
+    pause_s: float = 1.0
+    pause_max_s: float = 30.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def before(self, attempt: int, *, asked_s: float = 0.0) -> float:
+        """Seconds to wait before attempt 2, 3, ...; what the server asks for counts, within the maximum."""
+        return min(max(self.pause_s * 2.0 ** (attempt - 2), asked_s), self.pause_max_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A server's answer; `body` is there for 2xx only."""
+
+    status: int
+    headers: Message
+    body: http.client.HTTPResponse | None
+
+
+class Interrupted(Exception):
+    """The network or the server failed in a way that may pass; what has arrived is kept.
+
+    Attributes:
+        got_bytes: New bytes that this attempt brought.
+        asked_s: How long the server asked us to wait.
+    """
+
+    def __init__(self, message: str, *, got_bytes: int = 0, asked_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.got_bytes = got_bytes
+        self.asked_s = asked_s
+
+
+def fetch(
+    url: str,
+    folder: Path,
+    *,
+    sha256: str,
+    headers: Mapping[str, str],
+    check_space: Callable[[int], None],
+    progress: Progress,
+    patience: Patience,
+) -> Path:
+    """The file behind the URL, whole and verified, in `folder`; goes on where an earlier call was cut off.
+
+    Raises UpstreamError when the source stays away or serves other bytes, ConfigError when the URL must change.
+    """
+    whole, part = folder / sha256, folder / f"{sha256}.part"
+    if whole.exists():
+        return whole
+    is_second = False
+    while True:
+        was_resumed = persist(
+            lambda: _transfer(url, part, headers=headers, check_space=check_space, progress=progress),
+            patience=patience,
+            progress=progress,
+        )
+        found = sha256_of(part)
+        if found == sha256:
+            return part.replace(whole)
+        part.unlink()
+        if not was_resumed or is_second:
+            raise UpstreamError(
+                f"{url}: SHA-256 is {found}, expected {sha256}; nothing was kept", reason="digest_mismatch"
+            )
+        # The halves may be of different files, or a crash of the machine lost a page: only a fresh copy can tell.
+        progress.say("what was resumed has a wrong digest; fetching it again from the start")
+        is_second = True
+
+
+def persist(step: Callable[[], T], *, patience: Patience, progress: Progress) -> T:
+    """What `step` returns, repeated while it is interrupted and patience lasts."""
+    attempt = 1
+    while True:
+        try:
+            return step()
+        except Interrupted as error:
+            attempt = 2 if error.got_bytes else attempt + 1
+            if attempt > patience.attempts_max:
+                raise UpstreamError(
+                    f"{error} ({patience.attempts_max} attempts); what has arrived is kept, pull again to go on",
+                    reason="fetch_failed",
+                ) from error
+            pause_s = patience.before(attempt, asked_s=error.asked_s)
+            progress.say(f"{error}; trying again in {pause_s:g} s")
+            patience.sleep(pause_s)
+
+
+def request(url: str, *, method: str = "GET", headers: Mapping[str, str]) -> Answer:
+    """One request, redirects followed; Authorization stays with the host that it was meant for.
+
+    A HEAD stops at the redirect that states facts about the file (`X-Linked-Etag`): the storage behind it doesn't know
+    them. Raises Interrupted for failures that may pass; other statuses are the caller's to judge.
+    """
+    origin = urlsplit(url).netloc
+    for _ in range(HOPS_MAX):
+        check_scheme(url)
+        is_home = urlsplit(url).netloc == origin
+        sent = {key: value for key, value in headers.items() if is_home or key != "Authorization"}
+        answer = _one_hop(url, method=method, headers=sent)
+        location = answer.headers.get("Location")
+        has_facts = method == "HEAD" and "X-Linked-Etag" in answer.headers
+        if answer.status not in _REDIRECTS or location is None or has_facts:
+            return answer
+        url = urljoin(url, location)
+    raise UpstreamError(f"{url}: more than {HOPS_MAX} redirects", reason="fetch_failed")
+
+
+def check_scheme(url: str) -> None:
+    """Raises ConfigError unless the URL is https, or http on this machine."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
+        raise ConfigError(f"{url}: only https:// is accepted (http:// only to this machine)")
+
+
+def refusal(url: str, status: int) -> ConfigError:
+    """What a status that no retry changes means for the operator."""
+    if status in (401, 403):
+        return ConfigError(
+            f"{url}: status {status}: no access; a gated repository needs its terms accepted there and HF_TOKEN set here"
+        )
+    return ConfigError(
+        f"{url}: status {status}: no such file; check the repository, the commit and the file name"
+    )
+
+
+def _one_hop(url: str, *, method: str, headers: Mapping[str, str]) -> Answer:
+    # An opener of our own, because the default one hands Authorization on to whatever host it is redirected to.
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+    ):
+        opener.add_handler(handler)
+    # Ranges and digests are of the stored bytes, so no encoding on the way.
+    fixed = {"User-Agent": "headrace", "Accept-Encoding": "identity"}
+    call = urllib.request.Request(url, method=method, headers={**fixed, **headers})
+    try:
+        answer = opener.open(call, timeout=SOCKET_TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code not in _PASSING:
+                return Answer(error.code, error.headers, None)
+            asked = error.headers.get("Retry-After", "")
+            asked_s = float(asked) if asked.isdigit() else 0.0
+            raise Interrupted(f"{url}: status {error.code}", asked_s=asked_s) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Interrupted(f"{url}: {getattr(error, 'reason', error)}") from error
+    assert isinstance(answer, http.client.HTTPResponse), "only http and https are opened"
+    return Answer(answer.status, answer.headers, answer)
+
+
+def _transfer(
+    url: str,
+    part: Path,
+    *,
+    headers: Mapping[str, str],
+    check_space: Callable[[int], None],
+    progress: Progress,
+) -> bool:
+    """Fetches what `part` lacks; returns whether it began with bytes of an earlier attempt."""
+    had_bytes = part.stat().st_size if part.exists() else 0
+    ranged = {**headers, "Range": f"bytes={had_bytes}-"} if had_bytes else headers
+    answer = request(url, headers=ranged)
+    content_range = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
+    if answer.status == 416:
+        if content_range and content_range["total"] == str(had_bytes):
+            return True
+        part.unlink(missing_ok=True)
+        raise Interrupted(f"{url}: the part kept here is longer than the file")
+    if answer.body is None:
+        raise refusal(url, answer.status)
+    with answer.body as body:
+        if answer.status == 206 and content_range and content_range["start"] == str(had_bytes):
+            total_bytes = int(content_range["total"]) if content_range["total"] != "*" else 0
+        else:
+            had_bytes, total_bytes = 0, body.length or 0
+        check_space(total_bytes - had_bytes if total_bytes else CHUNK_BYTES)
+        if had_bytes:
+            progress.say(f"going on after {had_bytes / 1e6:.1f} MB")
+        done_bytes = had_bytes
+        with part.open("ab" if had_bytes else "wb", buffering=0) as file:
+            while chunk := _read(body, url, got_bytes=done_bytes - had_bytes):
+                if not total_bytes:
+                    check_space(CHUNK_BYTES)
+                file.write(chunk)
+                done_bytes += len(chunk)
+                progress.advance(done_bytes, total_bytes)
+    if total_bytes and done_bytes < total_bytes:
+        raise Interrupted(
+            f"{url}: the connection ended after {done_bytes} of {total_bytes} bytes",
+            got_bytes=done_bytes - had_bytes,
+        )
+    return had_bytes > 0
+
+
+def _read(body: http.client.HTTPResponse, url: str, *, got_bytes: int) -> bytes:
+    # read1: what has arrived goes to the disk at once, so that a killed pull loses nothing.
+    try:
+        return body.read1(CHUNK_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise Interrupted(f"{url}: {error!r}", got_bytes=got_bytes) from error

@@ -1,0 +1,121 @@
+"""Where do large files live? Named by their SHA-256, visible only when whole, never changed in place."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.core.errors import ConfigError
+
+CHUNK_BYTES = 1 << 20
+# Left free on the disk: the ledger lives on the same one by default, and must go on writing.
+HEADROOM_BYTES = 64 << 20
+
+
+class ObjectStore:
+    """`blobs/sha256/<digest>` for what is whole, `staging/<name>/` for what isn't yet, `locks/` for who works on it.
+
+    A file enters `blobs/` only by a rename on the same file system, after its bytes are on the disk, so that a process
+    killed at any moment leaves either nothing or everything.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._blobs = root / "blobs" / "sha256"
+
+    def path(self, sha256: str) -> Path:
+        return self._blobs / sha256
+
+    def add(self, staged: Path, *, sha256: str) -> Path:
+        """Moves a finished file in; the caller has checked its digest. Replaces a damaged file of that digest."""
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        staged.chmod(0o444)
+        _flush(staged)
+        target = self.path(sha256)
+        staged.replace(target)
+        _flush(self._blobs)
+        return target
+
+    def sweep(self, keep: set[str]) -> int:
+        """Removes every blob that isn't in `keep`; returns the bytes freed."""
+        freed_bytes = 0
+        for blob in list(self._blobs.iterdir()) if self._blobs.is_dir() else []:
+            if blob.name not in keep:
+                freed_bytes += blob.stat().st_size
+                blob.unlink()
+        return freed_bytes
+
+    def staging(self, name: str) -> Path:
+        """The folder where work on `name` goes on, over several processes if need be."""
+        folder = self._root / "staging" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def has_staging(self, name: str) -> bool:
+        return (self._root / "staging" / name).is_dir()
+
+    def clear_staging(self, name: str) -> None:
+        shutil.rmtree(self._root / "staging" / name, ignore_errors=True)
+
+    @contextmanager
+    def lock(self, name: str, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """One process and thread at a time per name. The kernel drops the lock of a killed process.
+
+        Args:
+            waiting: Called once if another holds it.
+        """
+        folder = self._root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting is not None:
+                    waiting()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def check_space(self, needed_bytes: int) -> None:
+        """Raises ConfigError if that many bytes more would fill the disk."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(self._root).free
+        if needed_bytes + HEADROOM_BYTES > free_bytes:
+            raise ConfigError(
+                f"{self._root}: {_megabytes(needed_bytes)} are needed (and {_megabytes(HEADROOM_BYTES)} left free), "
+                f"the disk has {_megabytes(free_bytes)}; free some space or choose another --data directory"
+            )
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of what is on the disk, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a small file so that a reader, or a crash, sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # One writer at a time holds the store's lock, so the fixed name of the draft is never shared.
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_bytes(content)
+    _flush(draft)
+    draft.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _megabytes(count_bytes: int) -> str:
+    return f"{count_bytes / 1e6:.0f} MB"

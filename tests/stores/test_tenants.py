@@ -1,0 +1,237 @@
+"""Keys work until they end and no longer, and nothing at rest gives one away."""
+
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.core import keys
+from headrace.core.clock import ManualClock
+from headrace.core.errors import ConfigError
+from headrace.core.tenant import TenantLimits
+from headrace.stores import sqlite, tenants
+from headrace.stores.tenants import LimitOverrides, TenantStore
+
+PEPPER = bytes(range(32))
+DEFAULTS = TenantLimits(requests_per_minute=60, requests_burst=6, concurrency_max=4)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[TenantStore]:
+    made = TenantStore(tmp_path / sqlite.DATABASE_NAME, PEPPER, clock=clock)
+    yield made
+    made.close()
+
+
+def rings(store: TenantStore, secret: str) -> bool:
+    return keys.digest(PEPPER, secret.encode()) in store.key_ring(DEFAULTS)
+
+
+def make_key(seed: int, environment: str = "live") -> bytes:
+    chance = random.Random(seed)
+    return keys.make(environment, id_random=chance.randbytes(16), secret_random=chance.randbytes(32)).encode()
+
+
+def test_a_key_has_the_documented_shape() -> None:
+    for seed in range(300):
+        key = make_key(seed, "test" if seed % 2 else "live").decode()
+        assert re.fullmatch(r"hr_(live|test)_[a-z0-9]{8}_[A-Za-z0-9_-]{43}_[0-9a-f]{8}", key)
+        assert keys.is_well_formed(key.encode())
+        assert keys.key_id(key.encode()) == key[8:16]
+
+
+def test_any_single_typo_is_found_without_the_store() -> None:
+    """T40: a changed, lost, doubled or swapped character fails by the checksum."""
+    key = make_key(1)
+    for at in range(len(key)):
+        assert not keys.is_well_formed(key[:at] + bytes([key[at] ^ 1]) + key[at + 1 :])
+        assert not keys.is_well_formed(key[:at] + key[at + 1 :])
+        assert not keys.is_well_formed(key[:at] + key[at : at + 1] + key[at:])
+        swapped = key[:at] + key[at : at + 2][::-1] + key[at + 2 :]
+        assert swapped == key or not keys.is_well_formed(swapped)
+    for hostile in (b"", b"hr_live_", b"' OR 1=1 --", b"\xff" * 69, key.upper(), key + b" "):
+        assert not keys.is_well_formed(hostile)
+        assert keys.key_id(hostile) is None
+
+
+def test_a_key_rings_with_its_tenants_limits_over_the_defaults(store: TenantStore) -> None:
+    store.create_tenant("acme", LimitOverrides(requests_per_minute=1200))
+    record, secret = store.create_key("acme", name="ci")
+    entry = store.key_ring(DEFAULTS)[keys.digest(PEPPER, secret.encode())]
+    assert (entry.principal.tenant, entry.principal.key_id, entry.expires_s) == ("acme", record.id, None)
+    assert entry.principal.limits == TenantLimits(
+        requests_per_minute=1200, requests_burst=6, concurrency_max=4
+    )
+    store.set_limits("acme", LimitOverrides(concurrency_max=0))
+    (entry,) = store.key_ring(DEFAULTS).values()
+    assert entry.principal.limits == TenantLimits(requests_per_minute=60, requests_burst=6, concurrency_max=0)
+
+
+def test_a_revoked_key_rings_no_more(store: TenantStore, clock: ManualClock) -> None:
+    """T39."""
+    store.create_tenant("acme")
+    record, secret = store.create_key("acme")
+    assert rings(store, secret)
+    first = store.revoke(record.id)
+    clock.advance(10)
+    assert not rings(store, secret)
+    assert store.revoke(record.id).revoked_s == first.revoked_s
+    assert store.keys("acme")[0].state(clock.wall_s()) == "revoked"
+
+
+def test_an_expired_key_rings_no_more(store: TenantStore, clock: ManualClock) -> None:
+    """T39: before its end the ring says when it ends, so that the gateway needs no reload to notice."""
+    store.create_tenant("acme")
+    record, secret = store.create_key("acme", lifetime_s=60)
+    (entry,) = store.key_ring(DEFAULTS).values()
+    assert entry.expires_s == record.expires_s == clock.wall_s() + 60
+    clock.advance(60)
+    assert not rings(store, secret)
+    assert store.keys()[0].state(clock.wall_s()) == "expired"
+
+
+def test_both_keys_work_during_a_rotation_and_one_after_it(store: TenantStore, clock: ManualClock) -> None:
+    """T39."""
+    store.create_tenant("acme")
+    old, old_secret = store.create_key("acme", name="ci", environment="test", lifetime_s=1000)
+    clock.advance(100)
+    new, new_secret = store.rotate(old.id, overlap_s=50)
+    assert rings(store, old_secret)
+    assert rings(store, new_secret)
+    assert (new.tenant, new.name, new.environment, new.replaces) == ("acme", "ci", "test", old.id)
+    assert new.expires_s == clock.wall_s() + 1000
+    clock.advance(50)
+    assert not rings(store, old_secret)
+    assert rings(store, new_secret)
+    with pytest.raises(ConfigError, match="expired"):
+        store.rotate(old.id, overlap_s=50)
+
+
+def test_an_overlap_never_lengthens_a_keys_life(store: TenantStore, clock: ManualClock) -> None:
+    store.create_tenant("acme")
+    old, _ = store.create_key("acme", lifetime_s=10)
+    store.rotate(old.id, overlap_s=86_400)
+    assert store.keys()[0].expires_s == clock.wall_s() + 10
+
+
+def test_changes_of_another_process_are_seen_and_ledger_commits_are_not(
+    store: TenantStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """T39: what the gateway's watcher asks each second."""
+    assert store.changed()
+    store.key_ring(DEFAULTS)
+    assert not store.changed()
+    store.create_tenant("acme")
+    assert store.changed()
+    store.key_ring(DEFAULTS)
+    other = TenantStore(tmp_path / sqlite.DATABASE_NAME, PEPPER, clock=clock)
+    assert not store.changed()
+    record, _ = other.create_key("acme")
+    assert store.changed()
+    assert store.changed()
+    store.key_ring(DEFAULTS)
+    other.close()
+    by_hand = sqlite3.connect(tmp_path / sqlite.DATABASE_NAME)
+    by_hand.execute("INSERT INTO usage_rejected VALUES ('req_1', '', '')")
+    by_hand.commit()
+    assert not store.changed()
+    by_hand.execute("UPDATE api_key SET revoked_s = 1 WHERE id = ?", (record.id,))
+    by_hand.commit()
+    by_hand.close()
+    assert store.changed()
+    assert store.key_ring(DEFAULTS) == {}
+
+
+@pytest.mark.parametrize("name", ["", "-a", "Acme", "a" * 64, "a b", "a\n", "ä", "a_b", "a/../b"])
+def test_a_bad_tenant_name_is_refused(store: TenantStore, name: str) -> None:
+    with pytest.raises(ConfigError, match="tenant name"):
+        store.create_tenant(name)
+
+
+def test_a_tenant_exists_once(store: TenantStore) -> None:
+    store.create_tenant("a" * 63)
+    with pytest.raises(ConfigError, match="exists already"):
+        store.create_tenant("a" * 63)
+
+
+def test_an_unknown_name_gets_the_nearest_known(store: TenantStore) -> None:
+    store.create_tenant("acme")
+    with pytest.raises(ConfigError, match="did you mean `acme`"):
+        store.create_key("acmee")
+    record, _ = store.create_key("acme")
+    with pytest.raises(ConfigError, match=f"did you mean `{record.id}`"):
+        store.revoke(record.id[:-1])
+
+
+@pytest.mark.parametrize("bad", [{"requests_per_minute": -1}, {"requests_burst": 0}, {"concurrency_max": -1}])
+def test_a_limit_below_its_range_is_refused(store: TenantStore, bad: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        store.create_tenant("acme", LimitOverrides(**bad))
+    assert not store.has_tenant("acme")
+
+
+def test_no_key_is_found_in_anything_that_lasts_or_is_printed(store: TenantStore, tmp_path: Path) -> None:
+    """T47: the key's random part as a canary in the database files, in every repr and in the error texts."""
+    store.create_tenant("acme")
+    record, secret = store.create_key("acme", name="ci")
+    canary = secret[17:60]
+    ring = store.key_ring(DEFAULTS)
+    with pytest.raises(ConfigError) as pasted:
+        store.revoke(secret)
+    shown = [repr(record), repr(store.keys()), repr(ring), repr(vars(store).keys()), repr(store)]
+    shown += [str(pasted.value), repr(pasted.value), repr(pasted.value.__cause__)]
+    assert not [text for text in shown if canary in text]
+    for file in tmp_path.iterdir():
+        assert canary.encode() not in file.read_bytes()
+
+
+def test_the_pepper_is_made_once_and_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "pepper"
+    program = (
+        "import sys; from pathlib import Path; from headrace.stores import tenants;"
+        " sys.stdin.read(1); print(tenants.load_pepper(Path(sys.argv[1])).hex())"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)]
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write(b"x")
+        process.stdin.flush()
+    seen = {process.communicate(timeout=30)[0] for process in running}
+    assert len(seen) == 1
+    assert tenants.load_pepper(path).hex().encode() == seen.pop().strip()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["pepper"]
+
+
+def test_a_pepper_that_others_can_read_or_that_is_cut_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pepper"
+    tenants.load_pepper(path)
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        tenants.load_pepper(path)
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    with pytest.raises(ConfigError, match="32 bytes"):
+        tenants.load_pepper(path)
+
+
+def test_another_pepper_is_refused_as_soon_as_there_are_keys(store: TenantStore, tmp_path: Path) -> None:
+    """A lost pepper must be an error at start, not a service in which every key has stopped working."""
+    path, other, clock = tmp_path / sqlite.DATABASE_NAME, b"x" * 32, ManualClock()
+    TenantStore(path, other, clock=clock).close()
+    TenantStore(path, PEPPER, clock=clock).close()
+    store.create_tenant("acme")
+    store.create_key("acme")
+    with pytest.raises(ConfigError, match="pepper"):
+        TenantStore(path, other, clock=clock)
