@@ -118,6 +118,7 @@ def main(argv: list[str]) -> None:
         {"way": way, "batch_max": size}
         | {fact: statistics.median(run[fact] for run in runs) for fact in runs[0]}
         | {
+            "committed_per_s_min": min(run["committed_per_s"] for run in runs),
             "slowdown_min": min(r["loop_slowdown"] for r in runs),
             "slowdown_max": max(r["loop_slowdown"] for r in runs),
         }

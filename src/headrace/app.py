@@ -63,7 +63,8 @@ class Service:
         self._data = data
         self._tell = tell
         self._clock: Clock = SystemClock()
-        self._chance = random.SystemRandom()
+        # Seeded once from the system: reading the system's generator for every id would give the interpreter's lock away.
+        self._chance = random.Random(os.urandom(32))
         self._started_s = self._clock.now_s()
         self._port = 0
         self._stop = asyncio.Event()

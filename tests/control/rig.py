@@ -118,10 +118,10 @@ def spec(deployment: str = "model", *, path: Path = Path("unused"), task: Task =
     )
 
 
-def fake_engines(logs: Path, *behaviour: str, log_bytes_max: int = 1024) -> ProcessLauncher:
+def fake_engines(logs: Path, *behaviour: str) -> ProcessLauncher:
     """A launcher of the engine below."""
     command = (sys.executable, __file__, *behaviour)
-    return ProcessLauncher(logs=logs, command=command, stop_grace_s=0.3, log_bytes_max=log_bytes_max)
+    return ProcessLauncher(logs=logs, command=command, stop_grace_s=0.3)
 
 
 class FakeEngine(BaseHTTPRequestHandler):
@@ -136,8 +136,6 @@ class FakeEngine(BaseHTTPRequestHandler):
             return self._answer(b'{"data": [{"id": "model", "meta": {"n_ctx": 800}}]}')
         if "silent" in self.behaviour:
             time.sleep(60)
-        if "verbose" in self.behaviour:
-            print("x" * 99, file=sys.stderr, flush=True)
         stuck = "stuck" in self.behaviour
         self._answer(f"llamacpp:n_decode_total 7\nllamacpp:requests_processing {int(stuck)}\n".encode())
 

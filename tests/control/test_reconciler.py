@@ -200,22 +200,6 @@ def test_the_log_of_the_previous_run_is_kept(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_log_of_a_talkative_engine_is_cut_and_its_last_part_kept(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        log, previous = tmp_path / "model-0.log", tmp_path / "model-0.log.1"
-        launcher = fake_engines(tmp_path, "verbose", log_bytes_max=1000)
-        limits = EngineLimits(scrape_every_s=0.005)
-        record = Record()
-        async with reconciling(record, engines=[spec()], launcher=launcher, engine_limits=limits):
-            await eventually(previous.exists)
-            await eventually(lambda: log.stat().st_size < 500)
-            assert 1000 < previous.stat().st_size < 1500
-            await eventually(lambda: b"x" in log.read_bytes())
-            assert b"\0" not in log.read_bytes(), "appended after the cut, not written at the old offset"
-
-    asyncio.run(scenario())
-
-
 def test_two_engines_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'model' is given 2 times"):
         asyncio.run(_construct(tmp_path))

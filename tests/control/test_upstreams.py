@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -132,6 +134,30 @@ def test_a_server_that_answers_badly_is_not_taken_out(trouble: str) -> None:
         assert all(status.state is not ReplicaState.FAILED for status in record.statuses)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_models_of_a_real_server_process_are_offered_until_it_is_killed() -> None:
+    command = [sys.executable, "-m", "headrace", "engine", "scripted", "--port", "0", "--model", "a", "b"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+
+        async def scenario() -> None:
+            record = Record()
+            given = Upstream(url + "/v1", slots=4)
+            async with reconciling(record, upstreams=[given], upstream_limits=QUICKLY) as reconciler:
+                await eventually(lambda: record.replicas("a") and record.replicas("b"))
+                assert record.replicas("a")[0].traits.name == "scripted"
+                assert [status.deployment for status in reconciler.status()] == ["a", "b"]
+                server.kill()
+                await eventually(lambda: not record.replicas("a"))
+                assert record.snapshots[-1].deployments.keys() == {"a", "b"}
+
+        try:
+            asyncio.run(scenario())
+        finally:
+            server.kill()
 
 
 def test_an_unchanged_fleet_is_not_published_again() -> None:

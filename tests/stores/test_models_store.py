@@ -5,6 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import Heard, TinyModel, tiny_model
 
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError, UpstreamError
@@ -13,8 +15,6 @@ from headrace.stores import catalog, objects, sources
 from headrace.stores.catalog import CatalogEntry
 from headrace.stores.objects import HEADROOM_BYTES, ObjectStore
 from headrace.stores.registry import ModelStore
-from support.file_server import FileServer
-from support.tiny_models import Heard, TinyModel, tiny_model
 
 
 def offer(server: FileServer, tiny: TinyModel, *, path: str = "/tiny.gguf") -> str:
@@ -54,7 +54,7 @@ def test_a_second_pull_of_an_undamaged_model_costs_no_network(
 def test_a_file_with_a_pooling_type_is_for_embeddings_unless_the_operator_says_otherwise(
     store: ModelStore, tmp_path: Path, heard: Heard
 ) -> None:
-    content = tiny_model(tmp_path, **{"general.architecture": "bert", "bert.pooling_type": 1}).content
+    content = tiny_model(tmp_path, more={"general.architecture": "bert", "bert.pooling_type": 1}).content
     (tmp_path / "e.gguf").write_bytes(content)
     assert store.pull(str(tmp_path / "e.gguf"), progress=heard).task is Task.EMBEDDINGS
     assert store.pull(str(tmp_path / "e.gguf"), progress=heard, task=Task.CHAT).task is Task.CHAT
@@ -119,7 +119,7 @@ def test_a_repair_keeps_the_acceptance_and_its_time(
 
 
 def test_a_license_other_is_named_by_its_own_name(store: ModelStore, tmp_path: Path, heard: Heard) -> None:
-    content = tiny_model(tmp_path, license="other", **{"general.license.name": "acme-research"}).content
+    content = tiny_model(tmp_path, license="other", more={"general.license.name": "acme-research"}).content
     (tmp_path / "o.gguf").write_bytes(content)
     with pytest.raises(ConfigError, match='"acme-research"'):
         store.pull(str(tmp_path / "o.gguf"), progress=heard)

@@ -49,98 +49,101 @@ class FileServer:
         return [call for call in self.received if call.method == method and path in call.path]
 
 
+class _Handler(BaseHTTPRequestHandler):
+    state: FileServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        self.state.received.append(Received(self.command, self.path, headers))
+        if self.state.statuses:
+            self.reply(self.state.statuses.pop(0))
+        elif "/resolve/" in self.path:
+            self.resolve()
+        else:
+            content = self.state.files.get(self.path)
+            if content is None and self.path.startswith("/cdn/"):
+                digest = self.path.removeprefix("/cdn/")
+                content = next(c for c in self.state.hub.values() if hashlib.sha256(c).hexdigest() == digest)
+            if content is None:
+                self.reply(404)
+            else:
+                self.serve(content, with_body=with_body)
+
+    def resolve(self) -> None:
+        repository, _, rest = self.path.lstrip("/").partition("/resolve/")
+        commit, _, file = rest.partition("/")
+        content = self.state.hub.get((repository, commit, file))
+        if content is None:
+            self.reply(404, {"X-Error-Code": "EntryNotFound"})
+            return
+        digest = hashlib.sha256(content).hexdigest()
+        facts = {
+            "X-Repo-Commit": self.state.hub_commit or commit,
+            "X-Linked-Etag": f'"{self.state.hub_etag or digest}"',
+            "X-Linked-Size": str(len(content)),
+            "ETag": '"of-the-redirect"',
+            # Another name for the same machine: what must not be told to the storage is then told to nobody.
+            "Location": f"{self.state.url.replace('127.0.0.1', 'localhost')}/cdn/{digest}",
+        }
+        self.reply(302, facts)
+
+    def reply(self, status: int, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Length": "0", **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+
+    def serve(self, content: bytes, *, with_body: bool) -> None:
+        start = 0
+        asked = self.headers.get("Range")
+        if asked and self.state.ranges:
+            start = int(asked.removeprefix("bytes=").rstrip("-"))
+            if start >= len(content):
+                self.reply(416, {"Content-Range": f"bytes */{len(content)}"})
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        body = content[start:]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.send_body(body)
+
+    def send_body(self, body: bytes) -> None:
+        if self.state.cut_after_bytes:
+            self.wfile.write(body[: self.state.cut_after_bytes.pop(0)])
+            self.close_connection = True
+            return
+        middle = len(body) // 2
+        self.wfile.write(body[:middle])
+        self.wfile.flush()
+        if self.state.hold:
+            self.state.halfway.set()
+            self.state.release.wait(30)
+        try:
+            self.wfile.write(body[middle:])
+        except OSError:
+            self.close_connection = True  # the client was killed, as the test wants
+
+
 @contextmanager
 def file_server() -> Iterator[FileServer]:
     state = FileServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.answer(with_body=False)
-
-        def do_GET(self) -> None:
-            self.answer(with_body=True)
-
-        def answer(self, *, with_body: bool) -> None:
-            headers = {key.lower(): value for key, value in self.headers.items()}
-            state.received.append(Received(self.command, self.path, headers))
-            if state.statuses:
-                self.reply(state.statuses.pop(0))
-            elif "/resolve/" in self.path:
-                self.resolve()
-            else:
-                content = state.files.get(self.path)
-                if content is None and self.path.startswith("/cdn/"):
-                    digest = self.path.removeprefix("/cdn/")
-                    content = next(c for c in state.hub.values() if hashlib.sha256(c).hexdigest() == digest)
-                if content is None:
-                    self.reply(404)
-                else:
-                    self.serve(content, with_body=with_body)
-
-        def resolve(self) -> None:
-            repository, _, rest = self.path.lstrip("/").partition("/resolve/")
-            commit, _, file = rest.partition("/")
-            content = state.hub.get((repository, commit, file))
-            if content is None:
-                self.reply(404, {"X-Error-Code": "EntryNotFound"})
-                return
-            digest = hashlib.sha256(content).hexdigest()
-            facts = {
-                "X-Repo-Commit": state.hub_commit or commit,
-                "X-Linked-Etag": f'"{state.hub_etag or digest}"',
-                "X-Linked-Size": str(len(content)),
-                "ETag": '"of-the-redirect"',
-                # Another name for the same machine: what must not be told to the storage is then told to nobody.
-                "Location": f"{state.url.replace('127.0.0.1', 'localhost')}/cdn/{digest}",
-            }
-            self.reply(302, facts)
-
-        def reply(self, status: int, headers: dict[str, str] | None = None) -> None:
-            self.send_response(status)
-            for key, value in {"Content-Length": "0", **(headers or {})}.items():
-                self.send_header(key, value)
-            self.end_headers()
-
-        def serve(self, content: bytes, *, with_body: bool) -> None:
-            start = 0
-            asked = self.headers.get("Range")
-            if asked and state.ranges:
-                start = int(asked.removeprefix("bytes=").rstrip("-"))
-                if start >= len(content):
-                    self.reply(416, {"Content-Range": f"bytes */{len(content)}"})
-                    return
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-            else:
-                self.send_response(200)
-            body = content[start:]
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if with_body:
-                self.send_body(body)
-
-        def send_body(self, body: bytes) -> None:
-            if state.cut_after_bytes:
-                self.wfile.write(body[: state.cut_after_bytes.pop(0)])
-                self.close_connection = True
-                return
-            middle = len(body) // 2
-            self.wfile.write(body[:middle])
-            self.wfile.flush()
-            if state.hold:
-                state.halfway.set()
-                state.release.wait(30)
-            try:
-                self.wfile.write(body[middle:])
-            except OSError:
-                self.close_connection = True  # the client was killed, as the test wants
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    handler = type("Handler", (_Handler,), {"state": state})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -30,7 +30,7 @@ class ScriptedEngine:
         self._log = log
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends the signal to the process; SIGKILL and SIGTERM don't wait for it to end."""
+        """Sends the signal, and doesn't wait for what comes of it."""
         self.process.send_signal(number)
 
     def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -79,6 +79,7 @@ def scripted_engine(
     tokens: int = 20,
     faults: str = "",
     models: tuple[str, ...] = ("scripted",),
+    owned_by: str = "headrace-scripted",
     port: int = 0,
     log: bool = False,
 ) -> Iterator[ScriptedEngine]:
@@ -87,7 +88,7 @@ def scripted_engine(
         log_file = Path(folder) / "executions.jsonl" if log else None
         command = [sys.executable, "-m", "headrace", "engine", "scripted", "--port", str(port)]
         command += ["--slots", str(slots), "--ttft-ms", str(ttft_ms), "--itl-ms", str(itl_ms)]
-        command += ["--tokens", str(tokens), "--model", *models, "--fault", faults]
+        command += ["--tokens", str(tokens), "--model", *models, "--owned-by", owned_by, "--fault", faults]
         if log_file is not None:
             log_file.touch()
             command += ["--log", str(log_file)]

@@ -1,6 +1,7 @@
 """A model file of a few kilobytes that is well-formed, and progress that remembers what it was told."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,14 +32,13 @@ class TinyModel:
         return hashlib.sha256(self.content).hexdigest()
 
 
-def tiny_model(folder: Path, *, license: str = "mit", weight_bytes: int = 4096, **more: Value) -> TinyModel:
+def tiny_model(
+    folder: Path, *, license: str = "mit", weight_bytes: int = 4096, more: Mapping[str, Value] | None = None
+) -> TinyModel:
     """A well-formed GGUF file; no engine would run it."""
     path = folder / "tiny.gguf"
-    metadata: dict[str, Value] = {
-        "general.architecture": "llama",
-        "tokenizer.ggml.tokens": ["a", "b"],
-        **more,
-    }
+    metadata: dict[str, Value] = {"general.architecture": "llama", "tokenizer.ggml.tokens": ["a", "b"]}
+    metadata |= more or {}
     if license:
         metadata["general.license"] = license
     weights = Tensor("w", (weight_bytes // 4,), TensorType.F32, bytes(range(256)) * (weight_bytes // 256))

@@ -8,7 +8,7 @@ from headrace.cli.common import command
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.engines import scripted, scripted_faults
-from headrace.engines.scripted_play import Settings
+from headrace.engines.scripted_play import OWNER, Settings
 
 _SCRIPT_HELP = """
 SCRIPT is a list of `FAULT[:ARGUMENTS][@WHEN]`, separated by commas or semicolons. Events are those of a stream; a whole
@@ -50,6 +50,12 @@ def add(commands: Any) -> None:
         help="models that it serves (default: scripted)",
     )
     added.add_argument(
+        "--owned-by",
+        default=OWNER,
+        metavar="NAME",
+        help=f"owner of its models, to pose as another server: vllm, llamacpp (default: {OWNER})",
+    )
+    added.add_argument(
         "--slots", type=int, default=64, help="requests at once; more wait inside (default: 64)"
     )
     added.add_argument(
@@ -81,6 +87,7 @@ def _run_scripted(arguments: argparse.Namespace) -> None:
         host=arguments.host,
         port=arguments.port,
         models=tuple(arguments.models or ("scripted",)),
+        owner=arguments.owned_by,
         slots=arguments.slots,
         ttft_s=arguments.ttft_ms / 1000,
         itl_s=arguments.itl_ms / 1000,

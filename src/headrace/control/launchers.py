@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -38,7 +37,6 @@ class EngineProcess:
         ours: contextlib.ExitStack,
         *,
         log: Path,
-        log_bytes_max: int,
         stop_grace_s: float,
     ) -> None:
         """`ours` closes our ends of the lifeline and of the reports."""
@@ -47,7 +45,6 @@ class EngineProcess:
         self._reports = reports
         self._ours = ours
         self._log = log
-        self._log_bytes_max = log_bytes_max
         self._stop_grace_s = stop_grace_s
 
     async def report(self) -> EngineReport | None:
@@ -101,18 +98,6 @@ class EngineProcess:
         last_line = text.rpartition("\n")[2]
         return "" if _ENGINE_LINE.match(last_line) else last_line
 
-    def bound_log(self) -> None:
-        """Moves a log that grew too large aside.
-
-        Copied and cut, not renamed: the engine holds the file open, and appends to whatever it is.
-        """
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk, or a log that someone removed, must not end an engine
-            if self._log.stat().st_size > self._log_bytes_max:
-                shutil.copyfile(self._log, _previous(self._log))
-                os.truncate(self._log, 0)
-
 
 class ProcessLauncher:
     """Starts engines as child processes, each under its own lifeline.
@@ -121,21 +106,14 @@ class ProcessLauncher:
         logs: Directory of the engines' logs, one `<replica>.log` each with the previous one as `<replica>.log.1`.
         command: What to run; it must speak the settings and reports of engines.embedded.
         stop_grace_s: Time between SIGTERM and SIGKILL.
-        log_bytes_max: A log larger than this is moved aside when the engine is next looked at.
     """
 
     def __init__(
-        self,
-        *,
-        logs: Path,
-        command: Sequence[str] = EMBEDDED_ENGINE,
-        stop_grace_s: float = 5.0,
-        log_bytes_max: int = 4 * 1024 * 1024,
+        self, *, logs: Path, command: Sequence[str] = EMBEDDED_ENGINE, stop_grace_s: float = 5.0
     ) -> None:
         self._logs = logs
         self._command = tuple(command)
         self._stop_grace_s = stop_grace_s
-        self._log_bytes_max = log_bytes_max
 
     async def launch(self, replica: ReplicaId, settings: EngineSettings) -> EngineProcess:
         """Starts an engine and hands it its settings. Raises OSError when there is no process to be had."""
@@ -166,18 +144,10 @@ class ProcessLauncher:
                 stderr=log_fd,
                 start_new_session=True,  # Ctrl-C in a terminal is for the supervisor, which drains first
             )
-            os.write(
-                lifeline, msgspec.json.encode(settings) + b"\n"
-            )  # far below a pipe's capacity: never waits
+            # Far below a pipe's capacity, so this never waits.
+            os.write(lifeline, msgspec.json.encode(settings) + b"\n")
             ours = on_failure.pop_all()
-        return EngineProcess(
-            process,
-            reports,
-            ours,
-            log=log,
-            log_bytes_max=self._log_bytes_max,
-            stop_grace_s=self._stop_grace_s,
-        )
+        return EngineProcess(process, reports, ours, log=log, stop_grace_s=self._stop_grace_s)
 
 
 def _fresh_log(log: Path) -> int:

@@ -177,6 +177,8 @@ class EngineReplica:
                 ended = tasks.create_task(engine.wait())
                 service = tasks.create_task(self._serve(engine, api_key, launched_at_s=launched_at_s))
                 await asyncio.wait({ended, service}, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    self._pid = None
                 self._withdraw(ReplicaState.PENDING if ended.done() else ReplicaState.DRAINING)
                 # A process that dies closes its sockets first: what failed on them is not the reason then.
                 await asyncio.wait({ended}, timeout=DEATH_NOTICE_S)
@@ -219,14 +221,13 @@ class EngineReplica:
             warm_s=self._clock.now_s() - listening_at_s,
         )
         self._admit(address)
-        return await self._watch(engine, address)
+        return await self._watch(address)
 
-    async def _watch(self, engine: EngineProcess, address: probes.Address) -> str:
+    async def _watch(self, address: probes.Address) -> str:
         """Scrapes until the engine has shown no sign of life for too long; returns that as the reason."""
         liveness = Liveness(now_s=self._clock.now_s())
         while True:
             await asyncio.sleep(self._limits.scrape_every_s)
-            engine.bound_log()
             try:
                 self._gauges = await probes.gauges(address, timeout_s=self._limits.scrape_s)
             except UpstreamError as error:

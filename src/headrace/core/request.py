@@ -1,8 +1,9 @@
 """One request as we understand it, after its bytes have been read once."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from headrace.core.fleet import Task
 from headrace.core.ids import RequestId
@@ -21,8 +22,7 @@ class Endpoint(Enum):
         return Task.EMBEDDINGS if self is Endpoint.EMBEDDINGS else Task.CHAT
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """A validated request; everything behind the parser reads this and never the wire form.
 
     Attributes:

@@ -78,7 +78,7 @@ def common_parameters(settings: EngineSettings) -> dict[str, Any]:
         fit_params off: it would shrink the context to fit memory, and the revision would no longer say what runs.
         n_threads_http: a kept-alive connection occupies one of these, and probes must always find one free.
         cors_origins, ui, endpoint_slots, endpoint_props: off; the gateway is the only caller.
-        verbosity: warnings and errors; the level above writes several lines per request.
+        verbosity: warnings and errors, while loading; later the log is closed, see `main`.
     """
     tokens = request_tokens_max(settings.task, settings.context_tokens)
     is_embedding = settings.task is Task.EMBEDDINGS
@@ -125,6 +125,8 @@ def main() -> int:
     except (OSError, ImportError, RuntimeError, ValueError) as error:
         _report(reports, EngineReport(state="failed", pid=os.getpid(), reason=str(error)))
         return 1
+    # Errors of single requests quote what the caller sent, so nothing is logged once there are callers.
+    _send_to_nowhere(1, 2)
     port = urlsplit(server.listening_address).port or 0
     _report(reports, EngineReport(state="listening", pid=os.getpid(), port=port))
     while os.read(0, 4096):
@@ -154,6 +156,13 @@ def _take_standard_output() -> BinaryIO:
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return reports
+
+
+def _send_to_nowhere(*descriptors: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _report(reports: BinaryIO, report: EngineReport) -> None:

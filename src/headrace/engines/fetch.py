@@ -94,6 +94,7 @@ class _Answer:
         self.headers: dict[str, str] = {}
         self.body = bytearray()
         self.is_complete = False
+        self._body_bytes_max = body_bytes_max
         self._bytes_left = body_bytes_max + OVERHEAD_BYTES_MAX  # headers and chunk framing on top of the body
         self._parser = httptools.HttpResponseParser(self)
 
@@ -106,6 +107,8 @@ class _Answer:
         except httptools.HttpParserError as error:
             if not self.is_complete:  # bytes behind a complete answer don't matter
                 raise _failure(f"not an HTTP answer: {error}", AttemptOutcome.GARBAGE) from error
+        if len(self.body) > self._body_bytes_max:
+            raise _failure("answer too large", AttemptOutcome.GARBAGE)
 
     def end(self) -> None:
         """The peer closed: the regular end of an answer without a stated length, a loss otherwise."""

@@ -106,6 +106,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise  # a bug of ours, not the replica's garbage: the event loop reports it and drops the connection
         except httptools.HttpParserError:
             self._fail(is_garbage=True)
             return

@@ -7,9 +7,12 @@ scripted_play.py (slots and pace).
 
 import asyncio
 import contextlib
+import fcntl
 import signal
 import socket
 import struct
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -155,14 +158,21 @@ class Connection(asyncio.Protocol):
         elif idle_close_s is not None:
             self._idle_timer = self.loop.call_later(idle_close_s, self.transport.close)
 
+    def unsent_bytes(self) -> int:
+        """Bytes that the client's machine has not acknowledged: ours, and those in the kernel (tcp(7), SIOCOUTQ)."""
+        in_kernel = fcntl.ioctl(self._socket().fileno(), termios.TIOCOUTQ, bytes(4))
+        return self.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
+
     def end(self, *, is_reset: bool) -> None:
         """Ends the connection: by a reset, or by a FIN after what was written."""
-        if not is_reset:
+        if is_reset:
+            self._socket().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self.transport.abort()
+        else:
             self.transport.close()
-            return
-        peer: socket.socket = self.transport.get_extra_info("socket")
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self.transport.abort()
+
+    def _socket(self) -> socket.socket:
+        return cast(socket.socket, self.transport.get_extra_info("socket"))
 
     def _serve(self, call: _Call) -> None:
         self._stop_idle_timer()
@@ -170,7 +180,7 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         endpoint = _ENDPOINTS.get(call.path)
-        if self.engine.is_loading():
+        if self.engine.is_loading() and not call.path.startswith(b"/scripted/"):
             self._respond(503, error_body(503, "loading model"))
         elif endpoint is None:
             self._serve_control(call)

@@ -106,10 +106,15 @@ def _tool_pieces(tokens: int, words: tuple[str, ...], *, calls: int) -> list[tup
 
 
 def _recut(pieces: Iterable[tuple[int, str]], step: int) -> list[tuple[int, str]]:
-    joined: dict[int, list[str]] = {}
+    return [(call, piece) for call, text in _joined(pieces).items() for piece in _cut_utf8(text, step)]
+
+
+def _joined(pieces: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """The whole text of each call."""
+    parts: dict[int, list[str]] = {}
     for call, text in pieces:
-        joined.setdefault(call, []).append(text)
-    return [(call, piece) for call, texts in joined.items() for piece in _cut_utf8("".join(texts), step)]
+        parts.setdefault(call, []).append(text)
+    return {call: "".join(texts) for call, texts in parts.items()}
 
 
 def _cut_utf8(text: str, step: int) -> list[str]:
@@ -147,9 +152,7 @@ def _whole(question: Question, content: _Content, faults: Faults) -> Plan:
 
 
 def _whole_choice(question: Question, content: _Content, index: int, faults: Faults) -> dict[str, Any]:
-    texts: dict[int, str] = {}
-    for call, piece in content.pieces:
-        texts[call] = texts.get(call, "") + piece
+    texts = _joined(content.pieces)
     choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": content.finish_reason}
     if question.top_logprobs is not None and not question.tool:
         choice["logprobs"] = _logprobs(question, [piece for _, piece in content.pieces])
@@ -190,6 +193,12 @@ def _streamed(question: Question, content: _Content, faults: Faults) -> Plan:
         return framed(_sse(payloads, faults), faults, is_stream=True, work=work.until(after), is_fault=True)
     payloads += _closing_payloads(question, content, faults)
     return framed(_sse(payloads, faults), faults, is_stream=True, work=work)
+
+
+def _sse(payloads: Iterable[bytes], faults: Faults) -> list[bytes]:
+    end = b"\r\n" if faults.has(Kind.CRLF) else b"\r" if faults.has(Kind.CR) else b"\n"
+    comment = b": ping" + end + end if faults.has(Kind.COMMENTS) else b""
+    return [b"%bdata: %b%b%b" % (comment, payload, end, end) for payload in payloads]
 
 
 def _token_payloads(question: Question, content: _Content, faults: Faults) -> list[bytes]:
@@ -397,12 +406,3 @@ def _base64_of(numbers: "array.array[float]") -> str:
         numbers = array.array("f", numbers)
         numbers.byteswap()
     return base64.b64encode(numbers.tobytes()).decode()
-
-
-# --- events ---
-
-
-def _sse(payloads: Iterable[bytes], faults: Faults) -> list[bytes]:
-    end = b"\r\n" if faults.has(Kind.CRLF) else b"\r" if faults.has(Kind.CR) else b"\n"
-    comment = b": ping" + end + end if faults.has(Kind.COMMENTS) else b""
-    return [b"%bdata: %b%b%b" % (comment, payload, end, end) for payload in payloads]

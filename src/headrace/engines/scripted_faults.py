@@ -205,7 +205,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(Kind.HEALTH_DOWN, "GET /health answers 503", scope=Scope.HEALTH),
     Fault(
         Kind.LOADING,
-        "every path answers 503 for the first MS milliseconds",
+        "503 on every path but /scripted/ for the first MS milliseconds",
         numbers=_MS,
         required=1,
         scope=Scope.EVERYTHING,

@@ -34,6 +34,10 @@ class Client(Protocol):
         """The answer is written; the connection may carry the next."""
         ...
 
+    def unsent_bytes(self) -> int:
+        """Bytes of the answer that have not reached the client's machine."""
+        ...
+
     def end(self, *, is_reset: bool) -> None:
         """Ends the connection: by a reset, or by a FIN after what was written."""
         ...
@@ -45,6 +49,7 @@ class Settings:
 
     Attributes:
         port: 0 takes a free one.
+        owner: `owned_by` of its models, by which a gateway may tell what kind of server it is.
         slots: Requests at once; more wait inside, without bound.
         ttft_s, itl_s: Time to the first token, and between tokens.
         tokens: Natural length of an answer.
@@ -54,6 +59,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 0
     models: tuple[str, ...] = ("scripted",)
+    owner: str = OWNER
     slots: int = 64
     ttft_s: float = 0.0
     itl_s: float = 0.0
@@ -167,7 +173,7 @@ class Engine:
 
     def models(self) -> bytes:
         entries = [
-            {"id": name, "object": "model", "created": scripted_answer.CREATED_S, "owned_by": OWNER}
+            {"id": name, "object": "model", "created": scripted_answer.CREATED_S, "owned_by": self.settings.owner}
             for name in self.settings.models
         ]
         return msgspec.json.encode({"object": "list", "data": entries})
@@ -289,7 +295,6 @@ class Execution:
             if self._position == 1 and len(writes) > 1:
                 self._write_next()  # the head travels with the first event
         if self._position >= len(writes):
-            self._is_played = True
             self._finish()
         elif pause_s := self._pause_s():
             self._step_after(pause_s)
@@ -302,22 +307,32 @@ class Execution:
             self._client.transport.write(data[self._offset : self._offset + bytes_max])
             self._offset += bytes_max
             return
+        if self._position == len(self.plan.writes) - 1:
+            self._settle()
         self._client.transport.write(data[self._offset :] if self._offset else data)
         self._position += 1
         self._offset = 0
 
+    def _settle(self) -> None:
+        """Counts and logs a whole answer, before the last write: a client that has seen the end finds it counted.
+
+        A stalled answer keeps its slot until the client leaves; one that is only left open doesn't.
+        """
+        self._is_played = True
+        ending, is_fault = self.plan.ending, self.plan.is_fault
+        if ending is Ending.KEEP or (ending is Ending.HOLD and not is_fault):
+            self._end("fault" if is_fault else "done")
+
     def _finish(self) -> None:
         """All is written; the plan says what becomes of the connection."""
         self._timer = None
+        self._is_played = True
         client, ending = self._client, self.plan.ending
         if ending is Ending.KEEP:
-            self._end("fault" if self.plan.is_fault else "done")
             client.answered(idle_close_s=self.plan.idle_close_s)
         elif ending is Ending.HOLD:
-            # A stalled answer keeps its slot until the client leaves; one that is only left open doesn't.
-            if not self.plan.is_fault:
-                self._end("done")
-        elif client.transport.get_write_buffer_size():
+            pass
+        elif client.unsent_bytes():
             # A reset or an exit would discard what the client should have seen before it.
             self._timer = client.loop.call_later(0.002, self._finish)
         else:

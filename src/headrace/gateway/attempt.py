@@ -5,6 +5,7 @@ events of a stream, assemble them into a whole answer, or take a whole answer as
 """
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 from headrace.core.clock import Clock
@@ -146,6 +147,8 @@ class Attempt:
             self._end(AttemptOutcome.GARBAGE)
 
     def data(self, data: bytes) -> None:
+        if self._is_over:
+            return  # one read of the connection may hold more than the end
         if self._answer is None:
             self._keep(data)
             return
@@ -157,6 +160,9 @@ class Attempt:
             self._end(AttemptOutcome.GARBAGE)
 
     def ended(self) -> None:
+        self._connection = None  # it is in the pool again, and may serve another attempt before this one is closed
+        if self._is_over:
+            return
         if self._answer is not None:
             # Only an answer that said it was complete is one; a clean end of the bytes alone proves nothing.
             if self._answer.is_complete:
@@ -169,7 +175,9 @@ class Attempt:
             self._end_by_status()
 
     def lost(self, *, is_garbage: bool) -> None:
-        connection = self._connection
+        connection, self._connection = self._connection, None
+        if self._is_over:
+            return
         if is_garbage:
             self._end(AttemptOutcome.GARBAGE)
         elif connection is not None and connection.has_answered:
@@ -224,8 +232,9 @@ class Attempt:
         self._last_event_s = now_s
 
     def _keep(self, data: bytes) -> None:
+        self._last_event_s = self._clock.now_s()
         if self._event_s is None:
-            self._event_s = self._clock.now_s()
+            self._event_s = self._last_event_s
         self._body_bytes += len(data)
         if self._body_bytes <= (WHOLE_BYTES_MAX if self._status == 200 else ERROR_BYTES_MAX):
             self._body.append(data)
@@ -254,6 +263,11 @@ class Attempt:
         self.fault = answers.fault_of_body(b"".join(self._body), status=self._status)
         self._end(_outcome_of_status(self._status))
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the exchange has its outcome: what else the replica sends is nobody's."""
+        return self._ended is None or self._ended.done()
+
     def _end(self, outcome: AttemptOutcome) -> None:
         if self._ended is None or self._ended.done():
             return
@@ -270,24 +284,28 @@ class Attempt:
                 self._call.abort()
             else:
                 self._schedule_look(now_s)
-        elif self._is_streamed and now_s >= self._silence_ends_s():
+        elif now_s >= self._silence_ends_s():
             self._end(AttemptOutcome.STALLED)
         else:
             self._schedule_look(now_s)
 
     def _schedule_look(self, now_s: float) -> None:
-        due_s = self._request.deadline_s
+        limits = self._limits
         if self._call.is_paused:
-            due_s = min(due_s, self._call.paused_since_s + self._limits.write_stall_limit_s)
-        elif self._is_streamed:
-            due_s = min(due_s, self._silence_ends_s())
+            due_s = self._call.paused_since_s + limits.write_stall_limit_s
+        else:
+            # The first event and a pause start clocks of their own without moving the timer, so it may not sleep past them.
+            due_s = min(
+                self._silence_ends_s(), now_s + limits.stall_limit_s, now_s + limits.write_stall_limit_s
+            )
+        due_s = min(due_s, self._request.deadline_s)
         self._watch = asyncio.get_running_loop().call_later(max(0.0, due_s - now_s) + 0.001, self._look)
 
     def _silence_ends_s(self) -> float:
-        limits = self._limits
-        return self._last_event_s + (
-            limits.first_event_limit_s if self._event_s is None else limits.stall_limit_s
-        )
+        """A whole answer may take until the deadline to begin: it is only sent when all of it is there."""
+        if self._event_s is not None:
+            return self._last_event_s + self._limits.stall_limit_s
+        return self._last_event_s + self._limits.first_event_limit_s if self._is_streamed else math.inf
 
     def _sum_up(self) -> TokenUsage:
         """Tokens by the stated precedence; nothing that was never sent was used."""

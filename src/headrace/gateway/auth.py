@@ -15,7 +15,7 @@ class Authenticator:
     """Holds the key ring, replaced whole when keys change. Wall time decides expiry, because people set it."""
 
     def __init__(self, pepper: bytes, *, clock: Clock) -> None:
-        self._pepper = pepper
+        self._digester = keys.KeyDigester(pepper)
         self._clock = clock
         self._ring: dict[bytes, KeyEntry] = {}
 
@@ -36,7 +36,7 @@ class Authenticator:
         if not keys.is_well_formed(key):
             raise Unauthenticated(_MESSAGE)
         # The look-up is by HMAC under a secret pepper: an attacker can't steer it, so its timing says nothing of a key.
-        entry = self._ring.get(keys.digest(self._pepper, key))
+        entry = self._ring.get(self._digester.digest(key))
         if entry is None or (entry.expires_s is not None and entry.expires_s <= self._clock.wall_s()):
             raise Unauthenticated(_MESSAGE)
         return entry.principal

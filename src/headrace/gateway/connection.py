@@ -97,6 +97,11 @@ class Call:
         """Since when it takes nothing at all; only meaningful while `is_paused`."""
         return self._connection.paused_since_s
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the caller has left."""
+        return self._connection.is_gone
+
     def abort(self) -> None:
         """Drops the connection at once, whatever is unsent."""
         self._connection.abort()
@@ -107,7 +112,12 @@ class Call:
     def respond(self, status: int, body: bytes, *, headers: bytes = b"", content_type: bytes = _JSON) -> None:
         """A whole answer."""
         connection = self._connection
-        end = b"\r\n" if connection.keeps_alive else b"connection: close\r\n\r\n"
+        if not connection.keeps_alive:
+            end = b"connection: close\r\n\r\n"
+        elif self._is_chunked:
+            end = b"\r\n"
+        else:
+            end = b"connection: keep-alive\r\n\r\n"  # HTTP/1.0 must be told
         connection.write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b%b"
             % (
@@ -205,8 +215,8 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discardable is not None:
             self._discardable -= len(data)
-            if self._discardable < 0:
-                self.abort()
+            if self._discardable < 0 and self._transport is not None and not self._transport.is_closing():
+                self._transport.pause_reading()  # not yet a reset: the refusal may still be unsent
             return
         was_idle = self._reader.is_idle
         try:
@@ -250,9 +260,11 @@ class ClientConnection(asyncio.Protocol):
         route, principal = self._owner.screen(head)
         self._head, self._route, self._principal = head, route, principal
         self._body_since_s = self._owner.clock.now_s()
-        if head.expects_continue and not self._turns and not self._is_busy and self._transport is not None:
-            self._transport.write(http1.CONTINUE)
         return route.body_bytes_max
+
+    def body_awaited(self) -> None:
+        if not self._turns and not self._is_busy and self._transport is not None:
+            self._transport.write(http1.CONTINUE)
 
     def request_received(self, body: bytes) -> None:
         assert self._head is not None
@@ -283,11 +295,11 @@ class ClientConnection(asyncio.Protocol):
         """Called once a second: closes what is too slow. While a call is in progress its own deadlines hold."""
         if self._transport is None:
             return
+        if self._is_busy or self._turns:
+            return
         if self._discardable is not None:
             if now_s >= self._limit_s:
                 self.abort()
-            return
-        if self._is_busy or self._turns:
             return
         reader = self._reader
         if reader.is_reading_body:
@@ -316,6 +328,15 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_busy(self) -> bool:
         return self._is_busy
+
+    @property
+    def is_gone(self) -> bool:
+        return self._transport is None
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes of an answer still wait for the caller to take them."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     async def _serve(self) -> None:
         """Answers turn by turn until the connection is done."""
@@ -361,13 +382,12 @@ class ClientConnection(asyncio.Protocol):
         error = refusal.error
         body = openai.error_body(error, request_id=refusal.request_id)
         self.write(
-            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nx-headrace-reason: %b\r\n"
-            b"connection: close\r\n\r\n%b"
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n%bconnection: close\r\n\r\n%b"
             % (
                 http1.STATUS_LINES[error.status],
                 len(body),
                 refusal.request_id.encode(),
-                error.code.encode(),
+                openai.error_headers(error),
                 body,
             )
         )

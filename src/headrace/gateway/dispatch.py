@@ -73,7 +73,7 @@ class Dispatch:
             model=request.model, partition=request.principal.tenant, deadline_s=request.deadline_s
         )
         try:
-            if self._dispatcher.arrive(ticket, now_s=now_s) is None:
+            if not self._dispatcher.arrive(ticket, now_s=now_s):
                 await self._wait(ticket)
         except BaseException:
             self._limiter.release(request.principal.tenant)
@@ -82,7 +82,7 @@ class Dispatch:
 
     async def move(self, ticket: Ticket) -> None:
         """Another replica for a ticket whose attempt failed; waits if it must. Raises OverloadError or DeadlineExceeded."""
-        if self._dispatcher.retry(ticket, now_s=self._clock.now_s()) is None:
+        if not self._dispatcher.retry(ticket, now_s=self._clock.now_s()):
             await self._wait(ticket)
 
     def give_back(self, ticket: Ticket, outcome: AttemptOutcome) -> None:

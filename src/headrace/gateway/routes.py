@@ -1,7 +1,8 @@
-"""Which paths does the public port have? Matched exactly, byte by byte."""
+"""Which paths does the public port have? Matched exactly, byte by byte; only a model's name is decoded."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from urllib.parse import unquote
 
 from headrace.core.request import Endpoint
 
@@ -69,5 +70,7 @@ class RouteTable:
             if path == b"/v1/models":
                 return _MODELS
             if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
-                return InfoRoute(Info.MODEL, name=path[len(_MODEL_PREFIX) :].decode("ascii", "replace"))
+                return InfoRoute(
+                    Info.MODEL, name=unquote(path[len(_MODEL_PREFIX) :].decode("ascii", "replace"))
+                )
         return None

@@ -23,6 +23,7 @@ from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
 TICK_S = 0.25
+FLUSH_CHECK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class Gateway:
         except HeadraceError as refusal:
             delivery.fail(refusal, is_refusal=True)
         except asyncio.CancelledError:
-            delivery.client_gone()
+            if not delivery.is_over:  # it may have ended in the same turn of the loop
+                self._cut(call, delivery, account)
             raise
         finally:
             self._end(request)
@@ -118,6 +120,14 @@ class Gateway:
         self.streams_open -= request.is_streaming
         if self._is_draining and not self.in_progress:
             self._quiet.set()
+
+    def _cut(self, call: Call, delivery: Delivery, account: Account) -> None:
+        """Ends what was cancelled: because the caller left, or by us because the time to drain is over."""
+        if call.is_gone:
+            delivery.client_gone()
+        else:
+            stopping = NoReadyReplica("this server is stopping", retry_after_s=5.0)
+            delivery.fail(stopping, is_refusal=not account.attempts)
 
     def _parse(self, call: Call, endpoint: Endpoint) -> InferenceRequest:
         """Bytes to a checked request, or InvalidRequest and ModelNotFound."""
@@ -285,12 +295,15 @@ class Gateway:
         self._is_draining = True
         for connection in list(self._connections):
             connection.drain()
-        if self.in_progress:
-            try:
-                async with asyncio.timeout(limit_s):
+        try:
+            async with asyncio.timeout(limit_s):
+                if self.in_progress:
                     await self._quiet.wait()
-            except TimeoutError:
-                pass
+                # The end of an answer may still be on its way to a slow reader.
+                while any(c.has_unsent for c in self._connections):  # noqa: ASYNC110 -- transports have no event for it
+                    await asyncio.sleep(FLUSH_CHECK_S)
+        except TimeoutError:
+            pass
         return self.in_progress
 
     async def _tick(self) -> None:

@@ -138,23 +138,21 @@ class Dispatcher:
             )
         return state.deployment
 
-    def arrive(self, ticket: Ticket, *, now_s: float) -> Start | None:
-        """Start now, or None: it waits. Raises NoReadyReplica or Saturated, and then the ticket is not kept."""
+    def arrive(self, ticket: Ticket, *, now_s: float) -> bool:
+        """True: it starts now. False: it waits. Raises NoReadyReplica or Saturated, and then the ticket is not kept."""
         state = self._states[ticket.model]
         if not state.loads:
             raise NoReadyReplica(
                 "no replica of this model is ready", retry_after_s=state.deployment.retry_after_s
             )
-        if not len(state.queue):
-            started = self._try_start(state, ticket, now_s)
-            if started is not None:
-                return started
+        if not len(state.queue) and self._try_start(state, ticket, now_s):
+            return True
         self._check(state, ticket, now_s)
         self._wait(state, ticket, now_s)
-        return None
+        return False
 
-    def retry(self, ticket: Ticket, *, now_s: float) -> Start | None:
-        """Another replica for a ticket whose slot was given back: now, or None: it waits again, ahead of later deadlines.
+    def retry(self, ticket: Ticket, *, now_s: float) -> bool:
+        """Another replica for a ticket whose slot was given back: now (True), or it waits again, ahead of later deadlines.
 
         Raises NoReadyReplica if no replica is left that has not failed this ticket already.
         """
@@ -163,10 +161,10 @@ class Dispatcher:
             raise NoReadyReplica(
                 "no other replica of this model is ready", retry_after_s=admission.RETRY_AFTER_MIN_S
             )
-        started = self._try_start(state, ticket, now_s)
-        if started is None:
-            self._wait(state, ticket, now_s)
-        return started
+        if self._try_start(state, ticket, now_s):
+            return True
+        self._wait(state, ticket, now_s)
+        return False
 
     def give_back(
         self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float
@@ -248,7 +246,7 @@ class Dispatcher:
         ticket.enqueued_s = now_s
         state.queue.push(ticket)
 
-    def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> Start | None:
+    def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> bool:
         loads = state.loads
         for load in loads:
             if load.health.ejected_until_s:
@@ -257,13 +255,13 @@ class Dispatcher:
             loads = [load for load in loads if load.key not in ticket.tried]
         chosen = balancing.pick(balancing.eligible(loads), chance=self._chance)
         if chosen is None:
-            return None
+            return False
         chosen.outstanding += 1
         ticket.load = chosen
         ticket.started_s = now_s
         if chosen.slot_table is not None:
             ticket.grant = chosen.slot_table.take(ticket.partition)
-        return Start(ticket)
+        return True
 
     def _start_waiting(self, state: _DeploymentState, now_s: float) -> list[Action]:
         """Starts waiting tickets, earliest deadline first, as long as one of them finds a slot."""
@@ -273,10 +271,10 @@ class Dispatcher:
             if ticket.deadline_s <= now_s:
                 actions.append(Expire(ticket))
                 return True
-            started = self._try_start(state, ticket, now_s)
-            if started is not None:
-                actions.append(started)
-            return started is not None
+            if not self._try_start(state, ticket, now_s):
+                return False
+            actions.append(Start(ticket))
+            return True
 
         while len(state.queue) and any(load.outstanding < load.slots for load in state.loads):
             ticket = state.queue.pop(accepts)

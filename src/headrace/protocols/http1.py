@@ -13,6 +13,9 @@ from headrace.core.errors import HeadraceError, InvalidRequest, PayloadTooLarge
 
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
+# What chunk sizes, extensions and trailers may add to a body: a chunk of one byte costs five, the rest has a fixed sum.
+CHUNK_OVERHEAD = 6
+FRAMING_BYTES_MAX = 64 * 1024
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 # Headers that decide something and may not be said twice.
@@ -37,7 +40,7 @@ class RequestHead:
 
     @property
     def expects_continue(self) -> bool:
-        return self.headers.get(b"expect", b"").lower() == b"100-continue"
+        return self.version == "1.1" and self.headers.get(b"expect", b"").lower() == b"100-continue"
 
 
 class RequestSink(Protocol):
@@ -45,6 +48,10 @@ class RequestSink(Protocol):
 
     def head_received(self, head: RequestHead) -> int:
         """The head is complete and sound; returns how many body bytes are accepted."""
+        ...
+
+    def body_awaited(self) -> None:
+        """The sender holds its body back until it hears that the head was accepted, which it is."""
         ...
 
     def request_received(self, body: bytes) -> None:
@@ -62,6 +69,7 @@ class RequestReader:
         self._sink = sink
         self._parser: Any = httptools.HttpRequestParser(self)
         self._failure: HeadraceError | None = None
+        self._messages = 0
         self.body_bytes = 0
         self.is_idle = True
         self._reset()
@@ -72,6 +80,7 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Reads on. Raises the error to answer with; after that the connection can't be read any further."""
+        messages = self._messages
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -80,11 +89,17 @@ class RequestReader:
             raise error.__context__ or error from None
         except httptools.HttpParserError:
             raise InvalidRequest("the request is not well-formed HTTP/1.1") from None
-        if not self._head_done and not self.is_idle:
-            # llhttp keeps an unfinished header to itself, so what was fed is what counts.
-            self._fed_bytes += len(data)
+        if not self.is_idle and self._messages == messages:
+            self._fed_bytes += len(data)  # all of it is of this message
+            self._check_unfinished()
+
+    def _check_unfinished(self) -> None:
+        """llhttp keeps an unfinished header to itself and passes over chunk extensions, so what was fed is what counts."""
+        if not self._head_done:
             if self._fed_bytes > HEAD_BYTES_MAX:
                 raise InvalidRequest(f"the request head is larger than {HEAD_BYTES_MAX} bytes")
+        elif self._fed_bytes > FRAMING_BYTES_MAX + CHUNK_OVERHEAD * self.body_bytes:
+            raise InvalidRequest("the body has more framing than content")
 
     # The rest is called by llhttp.
 
@@ -123,8 +138,9 @@ class RequestReader:
             self._fail(InvalidRequest("exactly one valid Host header is required"))
         if parser.should_upgrade():
             self._fail(InvalidRequest("protocol upgrades are not supported here"))
-        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            self._fail(InvalidRequest("chunked is the only transfer encoding accepted"))
+        encoding = headers.get(b"transfer-encoding")
+        if encoding is not None and (encoding.lower() != b"chunked" or version == "1.0"):
+            self._fail(InvalidRequest("chunked is the only transfer encoding accepted, and only in HTTP/1.1"))
         if not path.startswith(b"/"):
             self._fail(InvalidRequest("the request target must be an absolute path"))
         head = RequestHead(
@@ -137,6 +153,8 @@ class RequestReader:
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._body_bytes_max:
             self._fail_too_large()
+        if head.expects_continue:
+            self._sink.body_awaited()
 
     def on_body(self, data: bytes) -> None:
         self.body_bytes += len(data)
@@ -146,6 +164,7 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         self.is_idle = True
+        self._messages += 1
         parts = self._parts
         self._sink.request_received(parts[0] if len(parts) == 1 else b"".join(parts))
 

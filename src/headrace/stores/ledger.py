@@ -53,7 +53,7 @@ class Ledger:
 
     Args:
         path: The database; made by `start` when it doesn't exist.
-        batch_max: Records in one transaction; this many are written without waiting for flush_s.
+        batch_max: Records in one transaction; while this many are left, the next one follows without a pause.
         flush_s: How long a record waits for others to share its commit with.
         queue_max: Records waiting for the disk above which the ledger counts as behind. The gateway then refuses new
             work, so the queue is bounded by this plus the requests that are in progress.

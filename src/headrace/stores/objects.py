@@ -32,10 +32,10 @@ class ObjectStore:
     def add(self, staged: Path, *, sha256: str) -> Path:
         """Moves a finished file in; the caller has checked its digest. Replaces a damaged file of that digest."""
         self._blobs.mkdir(parents=True, exist_ok=True)
-        staged.chmod(0o444)
         _flush(staged)
         target = self.path(sha256)
         staged.replace(target)
+        target.chmod(0o444)
         _flush(self._blobs)
         return target
 

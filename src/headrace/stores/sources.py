@@ -191,9 +191,9 @@ class Fetcher:
         return target
 
     def _fetch_wheel(self, source: PypiSource, *, sha256: str) -> Fetched:
-        wheel = next(self.folder.glob("*.whl"), None) or _pip_download(
-            source, self.folder, progress=self.progress
-        )
+        wheel = self.folder / f"{source.package}-{source.version}.whl"
+        if not wheel.exists():
+            _pip_download(source, wheel, progress=self.progress)
         if sha256 and (found := sha256_of(wheel)) != sha256:
             wheel.unlink()
             raise UpstreamError(
@@ -289,7 +289,7 @@ def _parse_hub(text: str) -> HubSource:
     return HubSource(match["repository"], commit, match["file"])
 
 
-def _pip_download(source: PypiSource, folder: Path, *, progress: Progress) -> Path:
+def _pip_download(source: PypiSource, target: Path, *, progress: Progress) -> None:
     """Downloads the wheel with pip, so that the user's index, mirrors, proxies and certificates are honoured.
 
     Only a wheel, only this one: no code of the package runs and none of its dependencies come along.
@@ -302,10 +302,10 @@ def _pip_download(source: PypiSource, folder: Path, *, progress: Progress) -> Pa
     bar = "raw" if version >= _PIP_WITH_RAW_PROGRESS else "off"
     requirement = f"{source.package}=={source.version}"
     progress.say(f"fetching {requirement} with pip")
-    for leftover in folder.glob(f"{_PIP_FOLDER}*"):
+    for leftover in target.parent.glob(f"{_PIP_FOLDER}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     # pip copies into its destination, so what is in there counts only once pip has ended well.
-    incoming = Path(tempfile.mkdtemp(prefix=_PIP_FOLDER, dir=folder))
+    incoming = Path(tempfile.mkdtemp(prefix=_PIP_FOLDER, dir=target.parent))
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", f"--progress-bar={bar}", "--dest", str(incoming), requirement]
     with subprocess.Popen(
@@ -323,7 +323,7 @@ def _pip_download(source: PypiSource, folder: Path, *, progress: Progress) -> Pa
         raise UpstreamError(
             f"{requirement}: pip could not fetch it: {complaint or f'status {status}'}", reason="fetch_failed"
         )
-    return wheel.replace(folder / wheel.name)
+    wheel.replace(target)
 
 
 def _follow(lines: Iterable[str], progress: Progress) -> str:

@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace.core.errors import ConfigError
@@ -38,7 +38,10 @@ def connect(path: Path) -> sqlite3.Connection:
     """A connection with our settings and no look at the schema. Raises sqlite3.Error and OSError as they come."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # SQLite would create the file by the umask, usually readable by all; -wal and -shm take over this file's mode.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # Only a new file is opened here: closing any descriptor of a database that this process has open would drop all of
+    # its POSIX locks (sqlite.org/howtocorrupt.html, 2.2), and the next process would delete the log under our feet.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

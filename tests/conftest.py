@@ -1,1 +1,0 @@
-"""Being here makes `support` importable from every test, whichever of them are run."""

@@ -1,0 +1,42 @@
+"""Rigs that many tests share: a provider takes two seconds to start, and a fault script a millisecond to set."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.gateway.rig import Rig, rig
+
+PAIR_CONFIG = """
+[request]
+retry_floor_per_s = 1000
+
+[health]
+failures_to_eject = 1000000
+"""
+
+
+@pytest.fixture(scope="session")
+def solo_rig() -> Iterator[Rig]:
+    with rig({"slots": 64, "log": True}) as running:
+        yield running
+
+
+@pytest.fixture
+def solo(solo_rig: Rig) -> Iterator[Rig]:
+    """One engine with the default configuration, without faults; idle before and after each test."""
+    solo_rig.set_faults("")
+    yield solo_rig
+    solo_rig.wait_until_idle()
+
+
+@pytest.fixture(scope="session")
+def pair_rig() -> Iterator[Rig]:
+    with rig({"slots": 64}, {"slots": 64}, config=PAIR_CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def pair(pair_rig: Rig) -> Iterator[Rig]:
+    """Two engines behind a provider that retries as often as it likes and ejects nobody; else like `solo`."""
+    pair_rig.set_faults("")
+    yield pair_rig
+    pair_rig.wait_until_idle()

@@ -1,0 +1,201 @@
+"""A real provider in its own process: `headrace up` on free ports, with a key, its usage, metrics, status and log."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HEADRACE = [sys.executable, "-m", "headrace"]
+START_LIMIT_S = 60.0
+
+
+def wait_until(claim: Callable[[], Any], *, limit_s: float = 20.0, what: str = "the condition") -> Any:
+    """Polls until `claim()` is truthy and returns its value; fails after a generous limit that noise can't break."""
+    until_s = time.monotonic() + limit_s
+    while True:
+        value = claim()
+        if value:
+            return value
+        assert time.monotonic() < until_s, f"{what} did not come true within {limit_s} s"
+        time.sleep(0.01)
+
+
+class Provider:
+    """A running `headrace up`. Use `provider(...)` to make one."""
+
+    def __init__(self, process: "subprocess.Popen[str]", data: Path, *, started: str) -> None:
+        self.process = process
+        self.data = data
+        self.started = started
+        facts = json.loads((data / "run" / "service.json").read_text())
+        self.port: int = facts["public_port"]
+        self.admin_port: int = facts["admin_port"]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self._admin_token = (data / "run" / "admin.token").read_text().strip()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def cli(self, *arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        """Runs a headrace command on this provider's data."""
+        return subprocess.run(
+            [*HEADRACE, *arguments, "--data", str(self.data)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=check,
+        )
+
+    def key(self, tenant: str = "demo", **limits: int) -> str:
+        """A new key, in force when this returns; limits as in `headrace tenants create`: requests_per_minute=..."""
+        flags = [
+            item for name, value in limits.items() for item in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        self.cli("tenants", "create", tenant, *flags, check=False)
+        if flags:
+            self.cli("tenants", "set", tenant, *flags)
+        key = self.cli("keys", "create", "--tenant", tenant).stdout.strip()
+        wait_until(lambda: self.get("/v1/models", key=key)[0] == 200, what="the key to be in force")
+        return key
+
+    def connect(self, *, timeout_s: float = 30.0) -> socket.socket:
+        """A raw connection to the public port."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
+
+    def get(self, path: str, *, key: str = "") -> tuple[int, dict[str, str], bytes]:
+        return self._ask("GET", path, key=key, body=None, port=self.port)
+
+    def post(
+        self, path: str, body: Any, *, key: str, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One POST on a fresh connection; `body` is JSON-encoded unless it is bytes. Header names come back lower-case."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self._ask("POST", path, key=key, body=data, port=self.port, headers=headers)
+
+    def chat(
+        self, key: str, *, model: str = "scripted", headers: dict[str, str] | None = None, **fields: Any
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One chat completion; streamed answers come back as their raw bytes (what came before a cut, too)."""
+        body = {"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}
+        return self.post("/v1/chat/completions", body, key=key, headers=headers)
+
+    def usage(self, *flags: str) -> list[dict[str, Any]]:
+        """The ledger's request records, newest first (`headrace usage --requests --json`)."""
+        found = json.loads(self.cli("usage", "--requests", "--json", *flags).stdout)
+        rows: list[dict[str, Any]] = found["requests"] if isinstance(found, dict) else found
+        return rows
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.admin("/admin/v1/status")[1])
+        return answer
+
+    def admin(self, path: str) -> tuple[int, bytes]:
+        code, _, body = self._ask("GET", path, key=self._admin_token, body=None, port=self.admin_port)
+        return code, body
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics by its full name with labels."""
+        text = self.admin("/metrics")[1].decode()
+        return {m[1]: float(m[2]) for m in re.finditer(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of that name whose labels include these; 0.0 if there are none."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        samples = self.metrics().items()
+        return sum(v for k, v in samples if k.partition("{")[0] == name and all(w in k for w in wanted))
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """The JSON log so far."""
+        return [json.loads(line) for line in (self.data / "logs" / "headrace.log").read_text().splitlines()]
+
+    def stop(self, number: int = signal.SIGTERM, *, limit_s: float = 60.0) -> int:
+        """Sends the signal and waits for the exit status."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)
+        return self.process.wait(limit_s)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        key: str,
+        body: bytes | None,
+        port: int,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        try:
+            all_headers = {**({"authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+            connection.request(method, path, body=body, headers=all_headers)
+            response = connection.getresponse()
+            try:
+                content = response.read()
+            except http.client.IncompleteRead as cut:
+                content = cut.partial
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, content
+        finally:
+            connection.close()
+
+
+@contextmanager
+def provider(
+    *,
+    upstreams: Sequence[str] = (),
+    config: str = "",
+    data: Path | None = None,
+    arguments: Sequence[str] = (),
+    ready: bool = True,
+    upstream_slots: int | None = None,
+) -> Iterator[Provider]:
+    """Starts `headrace up` and stops it at the end, by its pid.
+
+    Args:
+        config: Text of a headrace.toml.
+        ready: Wait until a replica is ready, not only until the port is open.
+    """
+    with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder:
+        home = data or Path(folder) / "data"
+        command = [*HEADRACE, "up", "--data", str(home), "--port", "0", "--admin-port", "0", *arguments]
+        for url in upstreams:
+            command += ["--upstream", url]
+        if upstream_slots is not None:
+            command += ["--upstream-slots", str(upstream_slots)]
+        if config:
+            file = Path(folder) / "headrace.toml"
+            file.write_text(config)
+            command += ["--config", str(file)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            running = Provider(process, home, started=_read_until_open(process))
+            if ready:
+                wait_until(lambda: running.get("/readyz")[0] == 200, limit_s=START_LIMIT_S, what="/readyz")
+            yield running
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait(20)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _read_until_open(process: "subprocess.Popen[str]") -> str:
+    """What it printed until both ports were open."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("admin port"):
+            return "".join(lines)
+    raise AssertionError(f"headrace up ended with {process.wait(10)}:\n{''.join(lines)}")

@@ -1,0 +1,96 @@
+"""The benchmarks still run: each with the smallest counts, for its shape and not for its figures."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import gateway, machine
+from tests.support.models import shared_root, shared_store
+
+ROOT = Path(__file__).parent.parent
+LIMIT_S = 110
+# Two cores: one for the proxy, one for servers and load.
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+
+
+def run(benchmark, *arguments, path):
+    """Runs one benchmark as the README says; what it printed and the JSON that it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{benchmark}", *arguments, "--json", str(path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads(path.read_text())
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_gateway_benchmark_measures_each_load_against_direct(tmp_path):
+    flags = ("--quick", "--rounds", "1", "--seconds", "0.3", "--streams", "4")
+    printed, found = run("gateway", *flags, path=tmp_path / "gateway.json")
+    assert "whole answers: requests/s" in printed
+    assert set(found["samples"]) == {"whole", "latency", "hot", "paced"}
+    for load, by_name in found["samples"].items():
+        assert {"direct", "headrace"} <= set(by_name), load
+        for sample in by_name["headrace"]:
+            assert sample["failures"] == 0, load
+            assert sample["per_s"] > 0, load
+            assert not math.isnan(sample["cpu_us"]), load
+    assert found["versions"]["headrace"]
+    assert found["resident_bytes"]["headrace"] > 0
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_gateway_benchmark_does_without_nginx_and_wrk(tmp_path, monkeypatch):
+    """Where neither is installed it says so, says how to install them, and measures the rest."""
+    monkeypatch.setattr(machine, "program", lambda name: None)
+    arguments = ["--only", "whole", "--rounds", "1", "--seconds", "0.3", "--json", str(tmp_path / "g.json")]
+    assert gateway.main(["--quick", *arguments]) == 0
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert set(found["samples"]["whole"]) == {"direct", "headrace"}
+    assert sum("apt-get install" in remark for remark in found["remarks"]) == 2
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_embedded_benchmark_measures_both_ways_and_the_cold_start(tmp_path):
+    shared_store()
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "models").symlink_to(shared_root())
+    flags = ("--data", str(data), "--rounds", "1", "--tokens", "4", "--streams", "2", "--starts", "1")
+    printed, found = run("embedded", *flags, path=tmp_path / "embedded.json")
+    assert "cold start" in printed
+    assert found["summary"]["ratio"] > 0
+    for sample in (*found["samples"]["direct"], *found["samples"]["headrace"]):
+        assert 2 <= sample["tokens"] <= 8
+    for stages in found["summary"]["cold_start_s"].values():
+        assert set(stages) == {"launch", "load", "warm"}
+
+
+def test_load_of_strangers_is_seen_and_our_own_is_not():
+    """The gate that keeps contended samples out counts the CPU of other processes, core by core."""
+    core = min(os.sched_getaffinity(0))
+    burn = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as stranger:
+        try:
+            assert stranger.stdout is not None
+            stranger.stdout.readline()
+            as_stranger = machine.Window((stranger.pid,), {core: ()})
+            as_ours = machine.Window((stranger.pid,), {core: (stranger.pid,)})
+            with as_stranger, as_ours:
+                while machine.cpu_s((stranger.pid,)) < 0.5:
+                    os.sched_yield()
+        finally:
+            stranger.kill()
+    assert as_stranger.is_contended
+    assert as_stranger.cpu_s > 0.1
+    assert as_ours.foreign_share[core] < as_stranger.foreign_share[core]
