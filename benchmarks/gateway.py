@@ -143,10 +143,12 @@ class Gateway:
         ):
             started_s = time.monotonic()
             for contender in self.contenders:
-                ours = {self.proxy_core: proxy_pids, self.load_core: self._load_pids}
+                ours = {self.load_core: self._load_pids}
+                if contender.pids:  # who asks directly doesn't mind what runs on the proxies' core
+                    ours[self.proxy_core] = proxy_pids
                 window = machine.Window(contender.pids, ours)
                 sample = measure(contender.targets[model], window)
-                samples[contender.name].append(sample | _costs(sample, window, self.proxy_core))
+                samples[contender.name].append(sample | _costs(sample, window))
             number += 1
             if number > rounds:
                 self._extra_s -= time.monotonic() - started_s
@@ -209,17 +211,15 @@ class Gateway:
         }
 
 
-def _costs(sample: Sample, window: machine.Window, proxy_core: int) -> Sample:
+def _costs(sample: Sample, window: machine.Window) -> Sample:
     """What the window adds to a sample: rates, CPU time of the contender for each answer or event, foreign load."""
     count = sample.get("answers") or sample.get("events") or math.nan
-    shares = window.foreign_share
     return {
         "seconds": window.seconds,
         "per_s": count / window.seconds,
         "cpu_us": window.cpu_s / count * 1e6,
         "cpu_share": window.cpu_s / window.seconds,
-        "foreign_share_proxy_core": shares[proxy_core],
-        "foreign_share_load_core": max(share for core, share in shares.items() if core != proxy_core),
+        "foreign_share": max(window.foreign_share.values()),
         "is_contended": window.is_contended,
     }
 
@@ -258,6 +258,11 @@ def clean(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if not sample["is_contended"]]
 
 
+def uncertain(by_name: dict[str, list[Sample]]) -> list[str]:
+    """Contenders of which every sample of a load is contended."""
+    return [name for name, taken in by_name.items() if not clean(taken)]
+
+
 def median(samples: Sequence[Sample], fact: str) -> float:
     """Over the samples without foreign load, or over all where there is none; chosen by that load, never by result."""
     return statistics.median(sample[fact] for sample in clean(samples) or samples) if samples else math.nan
@@ -274,6 +279,7 @@ ROWS = (
     ("500 requests/s: added p99, ms", "latency", "p99_ms", 2, True),
     ("hot streams: events/s", "hot", "per_s", 0, False),
     ("hot streams: CPU us per event", "hot", "cpu_us", 2, False),
+    ("hot streams: share of its core", "hot", "cpu_share", 2, False),
     ("hot streams: events per read", "hot", "events_per_read", 2, False),
     ("paced streams: CPU us per event", "paced", "cpu_us", 2, False),
     ("paced streams: TTFT p50, ms", "paced", "ttft_p50_ms", 2, False),
@@ -329,13 +335,14 @@ def aims(rows: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
 
 def report(gateway: Gateway, rows: dict[str, dict[str, float]], resident: dict[str, int]) -> str:
     names = [contender.name for contender in gateway.contenders]
-    digits = {row: digits for row, _, _, digits, _ in ROWS}
-    compared = {row for row, _, fact, _, _ in ROWS if fact in ("per_s", "cpu_us")}
-    cells = [
-        [row, *(table.number(figures.get(name), digits[row]) for name in names),
-         _ratio(figures) if row in compared else ""]
-        for row, figures in rows.items()
-    ]  # fmt: skip
+    doubts = {load: uncertain(by_name) for load, by_name in gateway.samples.items()}
+    cells = []
+    for row, load, fact, digits, _ in ROWS:
+        if (figures := rows.get(row)) is None:
+            continue
+        marks = {name: "*" if name in figures and name in doubts[load] else "" for name in names}
+        shown = [table.number(figures.get(name), digits) + marks[name] for name in names]
+        cells.append([row, *shown, _ratio(figures) if fact in ("per_s", "cpu_us") else ""])
     cells.append(
         [
             "RSS after it, MB",
@@ -365,11 +372,11 @@ def _remarks(gateway: Gateway) -> list[str]:
         contended = sum(bool(sample["is_contended"]) for sample in taken)
         failures = sum(sample["failures"] for sample in taken)
         if contended:
-            worst = [name for name, samples in by_name.items() if not clean(samples)]
+            worst = uncertain(by_name)
             lines.append(
                 f"{load}: {contended} of {len(taken)} samples are contended (others took more than "
                 f"{machine.FOREIGN_SHARE_MAX:.0%} of a core) and left out"
-                + (f", but for {', '.join(worst)}, which have no other" if worst else "")
+                + (f"; * {', '.join(worst)}: no other, don't quote" if worst else "")
             )
         if failures:
             lines.append(f"{load}: {failures:.0f} FAILED requests; the figures mean nothing")

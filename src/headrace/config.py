@@ -1,6 +1,7 @@
 """What did the operator ask for? Flags, environment and headrace.toml as frozen values, read once, checked whole."""
 
 import difflib
+import math
 import os
 import tomllib
 from pathlib import Path
@@ -193,6 +194,8 @@ def resolve_secret(reference: str, *, key: str) -> str:
             return Path(name).expanduser().read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ConfigError(f"{key}: {name} cannot be read: {error.strerror}") from error
+        except ValueError:
+            raise ConfigError(f"{key}: {name} is not a text file in UTF-8") from None
     raise ConfigError(f"{key}: secrets are given by reference, `env:NAME` or `file:PATH`")
 
 
@@ -247,6 +250,8 @@ def _check_ranges(config: Config, *, file: str) -> None:
     for key, least in _AT_LEAST.items():
         section, name = key.split(".")
         value = getattr(getattr(config, section), name)
+        if not math.isfinite(value):
+            raise ConfigError(f"{file}: `{key}` must be a number, got {value}")
         if value < least:
             raise ConfigError(f"{file}: `{key}` must be at least {least}, got {value}")
     for key, port in (("server.port", config.server.port), ("server.admin_port", config.server.admin_port)):

@@ -63,6 +63,9 @@ def running_edge(*, config: str = "", upstream_slots: int | None = None, **engin
         provider(upstreams=[running.url], config=config, upstream_slots=upstream_slots) as service,
     ):
         yield Edge(running, service, service.key("unlimited", requests_per_minute=0, concurrency=0))
+        # Whatever a test did: no bug of ours was met on the way.
+        log = (service.data / "logs" / "headrace.log").read_text().split("\n")
+        assert [line for line in log if '"event":"internal.error"' in line] == []
 
 
 @pytest.fixture(scope="session")

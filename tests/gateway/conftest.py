@@ -30,13 +30,14 @@ def solo(solo_rig: Rig) -> Iterator[Rig]:
 
 @pytest.fixture(scope="session")
 def pair_rig() -> Iterator[Rig]:
-    with rig({"slots": 64}, {"slots": 64}, config=PAIR_CONFIG) as running:
+    options = {"slots": 64, "owned_by": "vllm"}
+    with rig(options, options, config=PAIR_CONFIG) as running:
         yield running
 
 
 @pytest.fixture
 def pair(pair_rig: Rig) -> Iterator[Rig]:
-    """Two engines behind a provider that retries as often as it likes and ejects nobody; else like `solo`."""
+    """Two engines that pose as vLLM, behind a provider that retries as often as it likes and ejects nobody; else like `solo`."""
     pair_rig.set_faults("")
     yield pair_rig
     pair_rig.wait_until_idle()

@@ -45,9 +45,7 @@ class Rig:
         for engine in self.engines:
             engine.set_faults(script)
 
-    def open(
-        self, *, key: str = "", headers: str = "", path: str = CHAT, **fields: Any
-    ) -> socket.socket:
+    def open(self, *, key: str = "", headers: str = "", path: str = CHAT, **fields: Any) -> socket.socket:
         """Sends a request on a connection of its own, which would be kept alive, and reads nothing yet."""
         question: dict[str, Any] = {"model": "scripted", "stream": True, **fields}
         if path == CHAT:
@@ -117,9 +115,17 @@ class Rig:
         for engine in self.engines:
             if engine.process.poll() is None:
                 engine.wait_for_stats(lambda stats: stats["running"] == stats["waiting"] == 0)
+        wait_until(
+            lambda: self.provider.metric("headrace_ledger_backlog") == 0, what="every record to be on disk"
+        )
+        bugs = self.bugs()
+        assert not bugs, bugs
         assert self.provider.metric("headrace_internal_errors_total") == 0
-        strays = [line for line in self.provider.log_lines() if line["event"] == "library.warned"]
-        assert strays == []
+
+    def bugs(self) -> list[dict[str, Any]]:
+        """What the log says of errors that are ours."""
+        events = ("internal.error", "library.warned")
+        return [line for line in self.provider.log_lines() if line["event"] in events]
 
 
 @contextmanager

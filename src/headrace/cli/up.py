@@ -1,6 +1,8 @@
 """`headrace up`: run the provider on this machine."""
 
 import argparse
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,13 +62,29 @@ def run(arguments: argparse.Namespace) -> int | None:
         log_to = None if log == "-" else Path(log) if log else data / "logs" / "headrace.log"
 
         async def serve() -> None:
-            await app.Service(settings, data, models=stored, log_to=log_to, tell=_tell).run()
+            await app.Service(
+                settings, data, models=stored, log_to=log_to, tell=_tell, make_key=_make_key(arguments.data)
+            ).run()
 
         try:
             uvloop.run(serve())
         except* ConfigError as errors:
             raise ConfigError(str(_first(errors))) from None
     return None
+
+
+def _make_key(data: str | None) -> str:
+    """The command that makes a first key, as it can be typed or pasted where this one was started."""
+    started_as = Path(sys.argv[0])
+    words = [str(started_as)]
+    if started_as.name == "__main__.py":
+        words = [sys.executable, "-m", "headrace"]
+    elif shutil.which(started_as.name) == str(started_as):
+        words = [started_as.name]
+    elif started_as.is_relative_to(Path.cwd()):
+        words = [str(started_as.relative_to(Path.cwd()))]
+    words += ["keys", "create", "--tenant", "demo"]
+    return shlex.join([*words, "--data", data] if data else words)
 
 
 def _tell(line: str) -> None:

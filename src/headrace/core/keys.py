@@ -8,6 +8,7 @@ recognise a leaked key, and a mistyped key fail before any look-up; it is no pro
 """
 
 import base64
+import hashlib
 import hmac
 import zlib
 
@@ -22,6 +23,7 @@ _ID_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 8
 _PREFIXES = frozenset({b"hr_live_", b"hr_test_"})
 _CRC_AT = 61
+_BLOCK_BYTES = 64  # of SHA-256
 
 
 def make(environment: str, *, id_random: bytes, secret_random: bytes) -> str:
@@ -67,13 +69,17 @@ class KeyDigester:
     """The same digest for the path of every request: the pepper is hashed once, and the interpreter's lock is kept.
 
     `hmac.digest` gives the lock up around its microsecond of work; with another thread waiting for it (the ledger's),
-    getting it back was measured at 26 us a call.
+    getting it back was measured at 26 us a call. So this is HMAC written out (RFC 2104): H(K ^ opad, H(K ^ ipad, text)).
     """
 
     def __init__(self, pepper: bytes) -> None:
-        self._begun = hmac.new(pepper, digestmod="sha256")
+        assert len(pepper) <= _BLOCK_BYTES, "RFC 2104 hashes longer keys first"
+        padded = pepper.ljust(_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
 
     def digest(self, key: bytes) -> bytes:
-        mac = self._begun.copy()
-        mac.update(key)
-        return mac.digest()
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(key)
+        outer.update(inner.digest())
+        return outer.digest()

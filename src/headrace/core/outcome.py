@@ -1,9 +1,9 @@
 """How a request or an attempt ended: one word each, written once."""
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Outcome(Enum):
+class Outcome(StrEnum):
     """The end of a request.
 
     DELIVERED: the whole answer was handed to the caller's connection.
@@ -20,7 +20,7 @@ class Outcome(Enum):
     CANCELLED = "cancelled"
 
 
-class AttemptOutcome(Enum):
+class AttemptOutcome(StrEnum):
     """The end of one attempt on one replica; the value is the `reason` in records and metrics."""
 
     COMPLETED = "completed"

@@ -1,6 +1,6 @@
 """One request as we understand it, after its bytes have been read once."""
 
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal
 
 
-class Endpoint(Enum):
+class Endpoint(StrEnum):
     """The inference endpoints of the public port; the value is the path."""
 
     CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -28,6 +28,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         fields: The caller's JSON object as parsed, known and unknown fields alike; re-serialised for a replica, so
             that what was checked is what is sent. Treat as frozen.
+        canonical: `fields` as JSON.
         is_streaming: Whether the caller wants server-sent events.
         wants_usage: Whether the caller asked for usage in the stream.
         prompt_bytes: UTF-8 bytes of the prompt text, for estimates when an engine reports nothing.
@@ -42,6 +43,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     endpoint: Endpoint
     model: str
     fields: dict[str, Any]
+    canonical: bytes
     is_streaming: bool
     wants_usage: bool
     prompt_bytes: int

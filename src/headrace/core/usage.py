@@ -1,13 +1,13 @@
 """What was used: token counts with their source, and the two records that the ledger keeps."""
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
 from headrace.core.ids import KeyId, ReplicaId, RequestId, TenantId
 
 
-class UsageSource(Enum):
+class UsageSource(StrEnum):
     """Where the counts came from, best first.
 
     FINAL: the engine's own usage at the end of the answer.

@@ -19,10 +19,21 @@ IDLE_MAX_S = 4.0
 LINGER_S = 1.0
 
 
+Headers = list[tuple[bytes, bytes]]
+
+
+def header(headers: Headers, name: bytes) -> bytes | None:
+    """The first value of a header, `name` in lower case; most answers are never asked, so nothing is indexed."""
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return None
+
+
 class ResponseSink(Protocol):
     """Who receives a response. Exactly one of `ended` and `lost` is called, last, unless the exchange is dropped first."""
 
-    def head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
+    def head(self, status: int, headers: Headers) -> None: ...
 
     def data(self, data: bytes) -> None: ...
 
@@ -43,7 +54,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink: ResponseSink | None = None
         self._is_exchanging = False
         self._linger: asyncio.TimerHandle | None = None
-        self._headers: dict[bytes, bytes] = {}
+        self._headers: Headers = []
         self._head_bytes = 0
         self._has_head = False
         self.is_reused = False
@@ -57,7 +68,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink = sink
         self._is_exchanging = True
         self.has_answered = self._has_head = False
-        self._headers = {}
+        self._headers = []
         self._head_bytes = 0
         self._transport.write(payload)
 
@@ -131,12 +142,12 @@ class UpstreamConnection(asyncio.Protocol):
     # Called by llhttp.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
-            self._headers = {}
+            self._headers = []
             return
         self._has_head = True
         if self._sink is not None:
@@ -170,7 +181,7 @@ class UpstreamConnection(asyncio.Protocol):
             sink.lost(is_garbage=is_garbage)
 
     def _is_framed(self) -> bool:
-        return b"content-length" in self._headers or b"transfer-encoding" in self._headers
+        return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
 
 
 class ReplicaClient:

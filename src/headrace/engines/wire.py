@@ -17,11 +17,13 @@ def is_streamed(request: InferenceRequest, replica: Replica) -> bool:
 def encode(
     request: InferenceRequest, replica: Replica, *, upstream_model: str, grant: SlotGrant | None
 ) -> bytes:
-    """The body to send. Raises OverflowError for an integer beyond 64 bits, which JSON allows and no engine does.
+    """The body to send.
 
     Usage is always asked for, because the ledger needs it; slot and cache fields are ours, whatever the caller wrote.
     """
     traits = replica.traits
+    if upstream_model == request.model and not is_streamed(request, replica) and not traits.partitions_slots:
+        return request.canonical
     fields = dict(request.fields)
     fields["model"] = upstream_model
     if is_streamed(request, replica):

@@ -15,7 +15,7 @@ from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
 from headrace.engines import wire
-from headrace.engines.http import UpstreamConnection
+from headrace.engines.http import Headers, UpstreamConnection, header
 from headrace.gateway.connection import Call
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.usage import AttemptEnd
@@ -56,12 +56,14 @@ class Attempt:
         self._limits = limits
         self._itl = itl
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._is_streamed = wire.is_streamed(request, replica)
         self._started_s = clock.now_s()
         self._ended: asyncio.Future[None] | None = None
         self._connection: UpstreamConnection | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._usage: TokenUsage | None = None
+        self._output_bytes = 0
         self._was_sent = False
         self._receive()
         self.outcome = AttemptOutcome.CANCELLED  # what it stays if the walk is cancelled
@@ -78,10 +80,10 @@ class Attempt:
         self._body_bytes = 0
         self._event_s: float | None = None
         self._last_event_s = self._started_s
-        self._events = sse.EventParser()
         self._answer: answers.StreamedAnswer | None = None
         self._assembler: answers.AnswerAssembler | None = None
         if self._is_streamed:
+            self._events = sse.EventParser()
             self._answer = answers.StreamedAnswer(
                 wants_usage=self._request.wants_usage or not self._request.is_streaming,
                 hides_cached=not traits.partitions_slots,
@@ -92,16 +94,16 @@ class Attempt:
                     is_chat=self._request.endpoint is Endpoint.CHAT_COMPLETIONS
                 )
 
-    async def exchange(self, connection: UpstreamConnection, payload: bytes) -> None:
-        """Sends and waits for the end. Afterwards `outcome` holds, unless `is_stale_connection` asks for another go."""
+    def exchange(self, connection: UpstreamConnection, payload: bytes) -> asyncio.Future[None]:
+        """Sends; await what is returned for the end. Then `outcome` holds, unless `is_stale_connection` asks for another go."""
         self.is_stale_connection = False
-        self._ended = asyncio.get_running_loop().create_future()
+        ended = self._ended = self._loop.create_future()
         self._connection = connection
         self._call.on_pause(self)
         self._was_sent = True
         connection.send(payload, self)
         self._schedule_look(self._clock.now_s())
-        await self._ended
+        return ended
 
     def start_again(self) -> None:
         """The connection was stale: nothing was received, and nothing counts."""
@@ -136,14 +138,12 @@ class Attempt:
 
     # Called by the connection: engines.http.ResponseSink.
 
-    def head(self, status: int, headers: dict[bytes, bytes]) -> None:
+    def head(self, status: int, headers: Headers) -> None:
         self._status = status
         if status != 200:
-            self.retry_after_s = _seconds(headers.get(b"retry-after"))
+            self.retry_after_s = _seconds(header(headers, b"retry-after"))
             self._answer = None
-        elif self._answer is not None and not headers.get(b"content-type", b"").lower().startswith(
-            b"text/event-stream"
-        ):
+        elif self._answer is not None and not _is_event_stream(headers):
             self._end(AttemptOutcome.GARBAGE)
 
     def data(self, data: bytes) -> None:
@@ -256,6 +256,12 @@ class Attempt:
         except answers.BadAnswer:
             self._end(AttemptOutcome.GARBAGE)
             return
+        except answers.ReportedFault as reported:
+            self.fault = reported.fault
+            self._end(_outcome_of_status(reported.fault.status))
+            return
+        if self._usage.source is UsageSource.UNKNOWN:
+            self._output_bytes = answers.output_bytes(body)
         self._delivery.whole(body)
         self._end(AttemptOutcome.COMPLETED)
 
@@ -299,7 +305,7 @@ class Attempt:
                 self._silence_ends_s(), now_s + limits.stall_limit_s, now_s + limits.write_stall_limit_s
             )
         due_s = min(due_s, self._request.deadline_s)
-        self._watch = asyncio.get_running_loop().call_later(max(0.0, due_s - now_s) + 0.001, self._look)
+        self._watch = self._loop.call_later(max(0.0, due_s - now_s) + 0.001, self._look)
 
     def _silence_ends_s(self) -> float:
         """A whole answer may take until the deadline to begin: it is only sent when all of it is there."""
@@ -309,16 +315,19 @@ class Attempt:
 
     def _sum_up(self) -> TokenUsage:
         """Tokens by the stated precedence; nothing that was never sent was used."""
-        if not self._was_sent or self.outcome is AttemptOutcome.UNREACHABLE:
-            return TokenUsage(source=UsageSource.NONE)
-        if self.outcome in (AttemptOutcome.REJECTED, AttemptOutcome.BUSY):
+        if not self._was_sent or self.outcome in (AttemptOutcome.REJECTED, AttemptOutcome.BUSY):
             return TokenUsage(source=UsageSource.NONE)
         if self._answer is not None:
             return self._answer.usage(prompt_bytes=self._request.prompt_bytes)
         if self._usage is None:
             return TokenUsage(source=UsageSource.UNKNOWN)
         if self._usage.source is UsageSource.UNKNOWN:
-            return TokenUsage(estimate_tokens(self._request.prompt_bytes), 0, 0, UsageSource.ESTIMATED)
+            return TokenUsage(
+                estimate_tokens(self._request.prompt_bytes),
+                estimate_tokens(self._output_bytes),
+                0,
+                UsageSource.ESTIMATED,
+            )
         return self._usage
 
 
@@ -329,6 +338,10 @@ def _outcome_of_status(status: int) -> AttemptOutcome:
     if status in (429, 503):
         return AttemptOutcome.BUSY
     return AttemptOutcome.ERRED
+
+
+def _is_event_stream(headers: Headers) -> bool:
+    return (header(headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
 
 
 def _seconds(value: bytes | None) -> float | None:

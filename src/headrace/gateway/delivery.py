@@ -8,7 +8,7 @@ time, a streaming caller gets 200 and a comment line (OPEN): no answer was promi
 
 import asyncio
 from collections.abc import Callable
-from enum import Enum, auto
+from enum import StrEnum, auto
 
 from headrace.core.clock import Clock
 from headrace.core.errors import ClientGone, HeadraceError
@@ -17,7 +17,7 @@ from headrace.gateway.connection import Call
 from headrace.protocols import openai, sse
 
 
-class State(Enum):
+class State(StrEnum):
     """How much the caller has seen. The last five are ends."""
 
     WAITING = auto()  # nothing
@@ -30,7 +30,7 @@ class State(Enum):
     CANCELLED = auto()
 
 
-class Event(Enum):
+class Event(StrEnum):
     HEARTBEAT = auto()
     CONTENT = auto()
     END = auto()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from headrace.core.clock import Clock
-from headrace.core.errors import DeadlineExceeded, NoReadyReplica, Saturated
+from headrace.core.errors import DeadlineExceeded, HeadraceError, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
@@ -65,20 +65,23 @@ class Dispatch:
 
     # Called by slots.
 
-    async def enter(self, request: InferenceRequest) -> Ticket:
-        """A running ticket. Whatever is raised, nothing is held afterwards."""
+    def enter(self, ticket: Ticket, request: InferenceRequest) -> bool:
+        """True: the ticket runs. False: it waits, and `wait` is next. Raises OverloadError, and then nothing is held."""
         now_s = self._clock.now_s()
         self._limiter.take(request.principal, now_s=now_s)
-        ticket = Ticket(
-            model=request.model, partition=request.principal.tenant, deadline_s=request.deadline_s
-        )
         try:
-            if not self._dispatcher.arrive(ticket, now_s=now_s):
-                await self._wait(ticket)
+            return self._dispatcher.arrive(ticket, now_s=now_s)
+        except HeadraceError:
+            self._limiter.release(request.principal.tenant)
+            raise
+
+    async def wait(self, ticket: Ticket, request: InferenceRequest) -> None:
+        """Waits until the ticket runs. Whatever is raised, nothing is held afterwards."""
+        try:
+            await self._wait(ticket)
         except BaseException:
             self._limiter.release(request.principal.tenant)
             raise
-        return ticket
 
     async def move(self, ticket: Ticket) -> None:
         """Another replica for a ticket whose attempt failed; waits if it must. Raises OverloadError or DeadlineExceeded."""
@@ -151,26 +154,24 @@ class Dispatch:
 class Slot:
     """A place on a replica for one request, given back exactly once however the request ends."""
 
-    __slots__ = ("_dispatch", "_request", "_ticket")
+    __slots__ = ("_dispatch", "_request", "ticket")
 
     def __init__(self, dispatch: Dispatch, request: InferenceRequest) -> None:
         self._dispatch = dispatch
         self._request = request
-        self._ticket: Ticket | None = None
+        self.ticket = Ticket(
+            model=request.model, partition=request.principal.tenant, deadline_s=request.deadline_s
+        )
 
     async def __aenter__(self) -> "Slot":
-        self._ticket = await self._dispatch.enter(self._request)
+        if not self._dispatch.enter(self.ticket, self._request):
+            await self._dispatch.wait(self.ticket, self._request)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._dispatch.leave(self.ticket, self._request)
-
-    @property
-    def ticket(self) -> Ticket:
-        assert self._ticket is not None, "a slot is used inside `async with`"
-        return self._ticket
 
     @property
     def replica(self) -> Replica:

@@ -145,6 +145,7 @@ class Gateway:
             endpoint=endpoint,
             model=parsed.model,
             fields=parsed.fields,
+            canonical=parsed.canonical,
             is_streaming=parsed.is_streaming,
             wants_usage=parsed.wants_usage,
             prompt_bytes=parsed.prompt_bytes,

@@ -107,14 +107,8 @@ class Upstream:
         """One attempt on one replica. A kept-alive connection that turns out dead before its first byte of answer proves
         nothing about the replica (it closed an idle socket): the same attempt goes out again on a fresh one."""
         client = self._client(slot.replica)
-        try:
-            body = wire.encode(request, slot.replica, upstream_model=upstream_model, grant=slot.ticket.grant)
-        except OverflowError:
-            attempt.fail(
-                AttemptOutcome.REJECTED, InvalidRequest("a number in the body does not fit in 64 bits")
-            )
-            return
-        payload = client.payload(request.endpoint.value, body, request_id=request.id)
+        body = wire.encode(request, slot.replica, upstream_model=upstream_model, grant=slot.ticket.grant)
+        payload = client.payload(request.endpoint, body, request_id=request.id)
         connection: UpstreamConnection | None = client.idle_connection()
         while True:
             if connection is None:

@@ -1,6 +1,7 @@
 """Closes the account of a request: one terminal record, one per attempt, and every metric derived from the same facts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -8,11 +9,14 @@ import msgspec
 from headrace.core.clock import Clock
 from headrace.core.fleet import Deployment, Replica
 from headrace.core.outcome import AttemptOutcome, Outcome
-from headrace.core.request import InferenceRequest
+from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.usage import ExecutionRecord, TokenUsage, UsageRecord, UsageSource
 from headrace.gateway.delivery import Delivery
+from headrace.telemetry.families import Distribution, Value
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
+
+SERIES_MAX = 4096  # label values are bounded by the families; this bounds what we keep of them
 
 
 class RecordSink(Protocol):
@@ -59,6 +63,19 @@ class Account:
         return self.attempts[-1].usage
 
 
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """The series that one kind of ending counts in, looked up together because every request does."""
+
+    requests: Value
+    seconds: Distribution
+    queue_wait: Distribution
+    ttft: Distribution
+    prompt: Value
+    cached: Value
+    completion: Value
+
+
 class UsageCloser:
     """Writes records and metrics for requests that have ended."""
 
@@ -67,6 +84,7 @@ class UsageCloser:
         self._metrics = metrics
         self._log = log
         self._clock = clock
+        self._series: dict[tuple[Endpoint, str, Outcome, str], _Series] = {}
 
     def close(self, account: Account, delivery: Delivery) -> None:
         """The one terminal write of a request, whatever its end. Refusals before any work leave a metric and a log line
@@ -87,22 +105,34 @@ class UsageCloser:
                 key_id=request.principal.key_id,
                 model=request.model,
                 revision=account.deployment.revision,
-                endpoint=request.endpoint.value,
+                endpoint=str(request.endpoint),
                 is_streaming=request.is_streaming,
                 started_s=request.arrived_wall_s,
-                outcome=outcome.value,
+                outcome=str(outcome),
                 reason=reason,
                 status=delivery.status,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
-                usage_source=usage.source.value,
+                usage_source=str(usage.source),
                 queue_wait_s=account.queue_wait_s,
                 ttft_s=None if first_s is None else first_s - request.arrived_s,
                 total_s=total_s,
                 attempts=len(account.attempts),
             ),
             [self._execution(request, index, end) for index, end in enumerate(account.attempts, start=1)],
+        )
+
+    def _make_series(self, endpoint: str, model: str, outcome: str, reason: str) -> "_Series":
+        metrics = self._metrics
+        return _Series(
+            requests=metrics.requests.labels(endpoint, model, outcome, reason),
+            seconds=metrics.request_seconds.labels(endpoint, model, outcome),
+            queue_wait=metrics.queue_wait_seconds.labels(model),
+            ttft=metrics.ttft_seconds.labels(model),
+            prompt=metrics.tokens.labels(model, "prompt"),
+            cached=metrics.tokens.labels(model, "cached"),
+            completion=metrics.tokens.labels(model, "completion"),
         )
 
     def _execution(self, request: InferenceRequest, index: int, end: AttemptEnd) -> ExecutionRecord:
@@ -114,37 +144,49 @@ class UsageCloser:
             started_s=request.arrived_wall_s + (end.started_s - request.arrived_s),
             duration_s=end.ended_s - end.started_s,
             ttft_s=None if end.first_event_s is None else end.first_event_s - end.started_s,
-            outcome=end.outcome.value,
+            outcome=str(end.outcome),
             upstream_status=end.upstream_status,
             prompt_tokens=end.usage.prompt_tokens,
             completion_tokens=end.usage.completion_tokens,
             cached_tokens=end.usage.cached_tokens,
-            usage_source=end.usage.source.value,
+            usage_source=str(end.usage.source),
         )
 
     def _measure(self, account: Account, delivery: Delivery, *, reason: str, total_s: float) -> None:
-        metrics, request, outcome = self._metrics, account.request, delivery.outcome
-        model, endpoint = request.model, request.endpoint.value
-        metrics.requests.labels(endpoint, model, outcome.value, reason).add()
-        metrics.request_seconds.labels(endpoint, model, outcome.value).observe(total_s)
+        request, outcome = account.request, delivery.outcome
+        model, endpoint = request.model, str(request.endpoint)
+        series = self._series.get((request.endpoint, model, outcome, reason))
+        if series is None:
+            series = self._make_series(endpoint, model, str(outcome), reason)
+            if len(self._series) < SERIES_MAX:
+                self._series[(request.endpoint, model, outcome, reason)] = series
+        series.requests.add()
+        series.seconds.observe(total_s)
         if outcome is Outcome.REFUSED:
-            metrics.refusals.labels(reason).add()
+            self._metrics.refusals.labels(reason).add()
         else:
-            metrics.queue_wait_seconds.labels(model).observe(account.queue_wait_s)
+            series.queue_wait.observe(account.queue_wait_s)
         if delivery.first_content_s is not None:
-            metrics.ttft_seconds.labels(model).observe(delivery.first_content_s - request.arrived_s)
+            series.ttft.observe(delivery.first_content_s - request.arrived_s)
         for end in account.attempts:
-            metrics.attempts.labels(model, end.replica.id, end.outcome.value).add()
-            for kind, tokens in (
-                ("prompt", end.usage.prompt_tokens),
-                ("cached", end.usage.cached_tokens),
-                ("completion", end.usage.completion_tokens),
-            ):
-                if tokens:
-                    metrics.tokens.labels(model, kind).add(tokens)
-        if outcome is not Outcome.DELIVERED:
+            self._metrics.attempts.labels(model, end.replica.id, end.outcome).add()
+            series.prompt.add(end.usage.prompt_tokens)
+            series.cached.add(end.usage.cached_tokens)
+            series.completion.add(end.usage.completion_tokens)
+        if outcome is Outcome.REFUSED:
             self._log.event(
-                f"request.{outcome.value}",
+                "request.refused",
+                request_id=request.id,
+                tenant=request.principal.tenant,
+                key_id=request.principal.key_id,
+                model=model,
+                endpoint=endpoint,
+                status=delivery.status,
+                code=reason,
+            )
+        elif outcome is not Outcome.DELIVERED:
+            self._log.event(
+                f"request.{outcome}",
                 request_id=request.id,
                 tenant=request.principal.tenant,
                 key_id=request.principal.key_id,
@@ -161,6 +203,6 @@ def _reason(account: Account, delivery: Delivery) -> str:
     if delivery.outcome in (Outcome.FAILED, Outcome.BROKEN) and account.attempts:
         last = account.attempts[-1].outcome
         if last not in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED):
-            return str(last.value)
+            return str(last)
     assert delivery.error is not None, "whatever was not delivered has an error"
     return str(delivery.error.code)

@@ -1,7 +1,7 @@
 """In what order does waiting work start, and when is more of it refused? A bounded queue, earliest deadline first."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from headrace.core.errors import Saturated
@@ -31,6 +31,10 @@ class AdmissionQueue(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._live)
+
+    def __iter__(self) -> Iterator[T]:
+        """Those who wait, in no particular order."""
+        return (item[2] for item in self._heap if self._is_live(item))
 
     @property
     def is_full(self) -> bool:

@@ -20,11 +20,10 @@ class Candidate(Protocol):
 T = TypeVar("T", bound=Candidate)
 
 
-def eligible(candidates: Iterable[T]) -> list[T]:
+def eligible(candidates: list[T]) -> list[T]:
     """The replicas that may be used at all: all but the ejected, or all if every one is ejected (never eject the last)."""
-    everyone = list(candidates)
-    healthy = [candidate for candidate in everyone if not candidate.is_ejected]
-    return healthy or everyone
+    healthy = [candidate for candidate in candidates if not candidate.is_ejected]
+    return healthy or candidates
 
 
 def pick(candidates: Iterable[T], *, chance: Chance) -> T | None:

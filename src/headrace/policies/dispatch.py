@@ -4,11 +4,11 @@ The gateway drives it with sockets; a simulator can drive the same code with an 
 returns what the driver must do: `Start` a ticket on a replica, or `Expire` a ticket whose deadline passed in the queue.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.core.chance import Chance
-from headrace.core.errors import ModelNotFound, NoReadyReplica
+from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId
 from headrace.core.outcome import AttemptOutcome
@@ -101,31 +101,37 @@ Action = Start | Expire
 
 
 class Dispatcher:
-    """All deployments' queues and loads. State: `_states` by model name; retired replicas live on in their tickets."""
+    """All deployments' queues and loads.
+
+    State: `_states` by model name; `_retired` holds the loads of replicas that left the fleet while they had work. Such a
+    replica may come back before that work ends (a probe that failed once), and its slots are not free only because of it.
+    """
 
     def __init__(self, *, queue_length_max: int, health: HealthRules, chance: Chance) -> None:
         self._queue_length_max = queue_length_max
         self._health = health
         self._chance = chance
         self._states: dict[str, _DeploymentState] = {}
+        self._retired: dict[tuple[str, ReplicaKey], ReplicaLoad] = {}
 
     def publish(self, snapshot: FleetSnapshot, *, now_s: float) -> list[Action]:
         """Takes over a new picture of the fleet. Running tickets stay where they are; waiting ones may start or,
         where their deployment is no longer offered, expire."""
         actions: list[Action] = []
         for name in [name for name in self._states if name not in snapshot.deployments]:
-            queue = self._states.pop(name).queue
-            while (ticket := queue.pop(lambda _: True)) is not None:
+            state = self._states.pop(name)
+            self._retire(name, state.loads)
+            while (ticket := state.queue.pop(lambda _: True)) is not None:
+                ticket.waited_s += now_s - ticket.enqueued_s
                 actions.append(Expire(ticket))
         for name, deployment in snapshot.deployments.items():
-            state = self._states.get(name)
-            if state is None:
-                state = self._states[name] = _DeploymentState(
-                    deployment, queue_length_max=self._queue_length_max
-                )
+            if name not in self._states:
+                self._states[name] = _DeploymentState(deployment, queue_length_max=self._queue_length_max)
+            state = self._states[name]
             known = {load.key: load for load in state.loads}
             state.deployment = deployment
-            state.loads = [self._load_of(replica, known) for replica in deployment.replicas]
+            state.loads = [self._load_of(name, replica, known) for replica in deployment.replicas]
+            self._retire(name, known.values())
             actions.extend(self._start_waiting(state, now_s))
         return actions
 
@@ -139,13 +145,18 @@ class Dispatcher:
         return state.deployment
 
     def arrive(self, ticket: Ticket, *, now_s: float) -> bool:
-        """True: it starts now. False: it waits. Raises NoReadyReplica or Saturated, and then the ticket is not kept."""
+        """True: it starts now. False: it waits. Raises NoReadyReplica, Saturated or DeadlineExceeded, and then the ticket is
+        not kept."""
         state = self._states[ticket.model]
+        _refuse_late(ticket, now_s)
         if not state.loads:
             raise NoReadyReplica(
                 "no replica of this model is ready", retry_after_s=state.deployment.retry_after_s
             )
-        if not len(state.queue) and self._try_start(state, ticket, now_s):
+        chosen = self._choose(state, ticket, now_s)
+        # Those who wait for a replica that has not failed them leave others free, so a queue alone stops nobody.
+        if chosen is not None and not (len(state.queue) and self._is_anyone_due(state, now_s)):
+            self._start(ticket, chosen, now_s)
             return True
         self._check(state, ticket, now_s)
         self._wait(state, ticket, now_s)
@@ -154,9 +165,10 @@ class Dispatcher:
     def retry(self, ticket: Ticket, *, now_s: float) -> bool:
         """Another replica for a ticket whose slot was given back: now (True), or it waits again, ahead of later deadlines.
 
-        Raises NoReadyReplica if no replica is left that has not failed this ticket already.
+        Raises NoReadyReplica if no replica is left that has not failed this ticket already, and DeadlineExceeded.
         """
         state = self._states.get(ticket.model)
+        _refuse_late(ticket, now_s)
         if state is None or all(load.key in ticket.tried for load in state.loads):
             raise NoReadyReplica(
                 "no other replica of this model is ready", retry_after_s=admission.RETRY_AFTER_MIN_S
@@ -177,6 +189,8 @@ class Dispatcher:
         assert load is not None, "only a running ticket has a slot to give back"
         ticket.load = None
         load.outstanding -= 1
+        if not load.outstanding:
+            self._retired.pop((ticket.model, load.key), None)
         if ticket.grant is not None and load.slot_table is not None:
             load.slot_table.give_back(ticket.grant)
             ticket.grant = None
@@ -227,12 +241,19 @@ class Dispatcher:
         state = self._states[model]
         return state.drain.wait_s(ahead=len(state.queue), slots=sum(load.slots for load in state.loads))
 
-    def _load_of(self, replica: Replica, known: dict[ReplicaKey, ReplicaLoad]) -> ReplicaLoad:
-        load = known.get((replica.id, replica.generation))
+    def _load_of(self, model: str, replica: Replica, known: dict[ReplicaKey, ReplicaLoad]) -> ReplicaLoad:
+        """Takes the replica's load out of the known or the retired ones, or makes it."""
+        key = (replica.id, replica.generation)
+        load = known.pop(key, None) or self._retired.pop((model, key), None)
         if load is None:
             return ReplicaLoad(replica, self._health)
         load.replica, load.slots = replica, replica.slots
+        if load.slot_table is not None:
+            load.slot_table.resize(replica.slots)
         return load
+
+    def _retire(self, model: str, loads: Iterable[ReplicaLoad]) -> None:
+        self._retired.update({(model, load.key): load for load in loads if load.outstanding})
 
     def _check(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> None:
         admission.check_admission(
@@ -246,22 +267,34 @@ class Dispatcher:
         ticket.enqueued_s = now_s
         state.queue.push(ticket)
 
-    def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> bool:
+    def _is_anyone_due(self, state: _DeploymentState, now_s: float) -> bool:
+        """Whether a waiting ticket could start now, because of a replica whose ejection has just ended."""
+        return any(
+            waiting.deadline_s > now_s and self._choose(state, waiting, now_s) is not None
+            for waiting in state.queue
+        )
+
+    def _choose(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> ReplicaLoad | None:
         loads = state.loads
-        for load in loads:
-            if load.health.ejected_until_s:
-                load.is_ejected = load.health.is_ejected(now_s)
         if ticket.tried:
             loads = [load for load in loads if load.key not in ticket.tried]
-        chosen = balancing.pick(balancing.eligible(loads), chance=self._chance)
+        for load in loads:
+            load.is_ejected = load.health.ejected_until_s > now_s
+        return balancing.pick(balancing.eligible(loads), chance=self._chance)
+
+    def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> bool:
+        chosen = self._choose(state, ticket, now_s)
         if chosen is None:
             return False
+        self._start(ticket, chosen, now_s)
+        return True
+
+    def _start(self, ticket: Ticket, chosen: ReplicaLoad, now_s: float) -> None:
         chosen.outstanding += 1
         ticket.load = chosen
         ticket.started_s = now_s
         if chosen.slot_table is not None:
             ticket.grant = chosen.slot_table.take(ticket.partition)
-        return True
 
     def _start_waiting(self, state: _DeploymentState, now_s: float) -> list[Action]:
         """Starts waiting tickets, earliest deadline first, as long as one of them finds a slot."""
@@ -282,3 +315,8 @@ class Dispatcher:
                 break
             ticket.waited_s += now_s - ticket.enqueued_s
         return actions
+
+
+def _refuse_late(ticket: Ticket, now_s: float) -> None:
+    if ticket.deadline_s <= now_s:
+        raise DeadlineExceeded("the deadline passed before the request could start")

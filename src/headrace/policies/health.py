@@ -18,12 +18,13 @@ class ReplicaHealth:
     After an ejection one more failure is enough for the next, twice as long; one success forgets everything.
     """
 
-    __slots__ = ("_ejections", "_failures", "_rules", "ejected_until_s")
+    __slots__ = ("_ejections", "_failures", "_next_out_s", "_rules", "ejected_until_s")
 
     def __init__(self, rules: HealthRules) -> None:
         self._rules = rules
         self._failures = 0
         self._ejections = 0
+        self._next_out_s = rules.ejection_s
         self.ejected_until_s = 0.0
 
     def is_ejected(self, now_s: float) -> bool:
@@ -33,6 +34,7 @@ class ReplicaHealth:
         """Returns whether this ended a series of ejections."""
         returned = self._ejections > 0
         self._failures = self._ejections = 0
+        self._next_out_s = self._rules.ejection_s
         self.ejected_until_s = 0.0
         return returned
 
@@ -41,7 +43,9 @@ class ReplicaHealth:
         self._failures += 1
         if self.is_ejected(now_s) or self._failures < self._rules.failures_to_eject:
             return False
-        out_s = min(self._rules.ejection_max_s, self._rules.ejection_s * 2.0**self._ejections)
+        out_s = min(self._rules.ejection_max_s, self._next_out_s)
+        # Doubled from the bounded time: a power of the number of ejections would overflow after a day and a half.
+        self._next_out_s = 2.0 * out_s
         self.ejected_until_s = now_s + out_s
         self._ejections += 1
         self._failures = self._rules.failures_to_eject - 1

@@ -1,6 +1,6 @@
 """May this tenant send another request now? Continuous-refill buckets and a bound on requests in progress."""
 
-from dataclasses import dataclass
+import msgspec
 
 from headrace.core.errors import ConcurrencyLimited, RateLimited
 from headrace.core.ids import TenantId
@@ -8,10 +8,11 @@ from headrace.core.tenant import Principal, TenantLimits
 
 # A caller at its concurrency limit can't know when one of its own requests ends; a second is a polite guess.
 CONCURRENCY_RETRY_AFTER_S = 1.0
+# Added to the wait for a token: sums of seconds are rounded, and who waited exactly long enough must find a whole one.
+ROUNDING_S = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class LimitView:
+class LimitView(msgspec.Struct, frozen=True, gc=False):
     """What the rate-limit headers say: requests left in the bucket, and seconds until it is full again."""
 
     limit: int
@@ -53,7 +54,7 @@ class TenantLimiter:
         if limits.requests_per_minute:
             _refill(state, limits, now_s)
             if state.tokens < 1.0:
-                wait_s = (1.0 - state.tokens) * 60.0 / limits.requests_per_minute
+                wait_s = (1.0 - state.tokens) * 60.0 / limits.requests_per_minute + ROUNDING_S
                 raise RateLimited(
                     f"the limit of {limits.requests_per_minute} requests a minute is spent",
                     retry_after_s=wait_s,
@@ -77,7 +78,7 @@ class TenantLimiter:
             return LimitView(limits.requests_burst, limits.requests_burst, 0.0)
         _refill(state, limits, now_s)
         reset_s = (limits.requests_burst - state.tokens) * 60.0 / limits.requests_per_minute
-        return LimitView(limits.requests_burst, int(state.tokens), max(0.0, reset_s))
+        return LimitView(limits.requests_burst, int(state.tokens), reset_s)
 
     def in_progress(self, tenant: TenantId) -> int:
         state = self._states.get(tenant)
@@ -85,9 +86,9 @@ class TenantLimiter:
 
 
 def _refill(state: _TenantState, limits: TenantLimits, now_s: float) -> None:
-    # max(): a snapshot of time taken earlier in the same loop turn must not run the bucket backwards.
-    elapsed_s = max(0.0, now_s - state.filled_s)
-    state.tokens = min(
-        float(limits.requests_burst), state.tokens + elapsed_s * limits.requests_per_minute / 60.0
-    )
-    state.filled_s = max(now_s, state.filled_s)
+    elapsed_s = now_s - state.filled_s
+    if elapsed_s <= 0.0:
+        return  # a moment taken earlier in the same turn of the loop must not run the bucket backwards
+    state.filled_s = now_s
+    tokens = state.tokens + elapsed_s * limits.requests_per_minute / 60.0
+    state.tokens = tokens if tokens < limits.requests_burst else float(limits.requests_burst)

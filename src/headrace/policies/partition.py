@@ -21,17 +21,27 @@ class SlotGrant:
 
 
 class SlotTable:
-    """The slots of one replica. `_owner[i]` used slot i last, at tick `_used[i]`; `_busy[i]` while a request holds it."""
+    """The slots of one replica, `_slots` of them. `_owner[i]` used slot i last, at tick `_used[i]`; `_busy[i]` while a request holds it."""
 
     def __init__(self, slots: int) -> None:
-        self._owner: list[str | None] = [None] * slots
-        self._used = [0] * slots
-        self._busy = [False] * slots
+        self._slots = 0
+        self._owner: list[str | None] = []
+        self._used: list[int] = []
+        self._busy: list[bool] = []
         self._tick = 0
+        self.resize(slots)
+
+    def resize(self, slots: int) -> None:
+        """The replica has more or fewer slots from now on; requests on slots that are no longer given out end there."""
+        self._slots = slots
+        more = max(0, slots - len(self._busy))
+        self._owner += [None] * more
+        self._used += [0] * more
+        self._busy += [False] * more
 
     def take(self, partition: str) -> SlotGrant:
         """The free slot that this partition used last, else the one unused for longest. A free slot must exist."""
-        free = [index for index, busy in enumerate(self._busy) if not busy]
+        free = [index for index in range(self._slots) if not self._busy[index]]
         assert free, "slots are given out only below the replica's bound"
         own = [index for index in free if self._owner[index] == partition]
         index = max(own, key=self._used.__getitem__) if own else min(free, key=self._used.__getitem__)

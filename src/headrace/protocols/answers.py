@@ -20,6 +20,14 @@ class UpstreamFault(msgspec.Struct, frozen=True):
     message: str
 
 
+class ReportedFault(Exception):
+    """The replica put an error under a status of success."""
+
+    def __init__(self, fault: UpstreamFault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
@@ -30,6 +38,7 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
+    message: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
 
@@ -59,9 +68,14 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
+_ABSENT = msgspec.Raw(b"null")
+
+
 class _Whole(msgspec.Struct):
-    choices: list[Any] | None = None
-    data: list[Any] | None = None
+    """Choices and data stay bytes: a batch of embeddings is megabytes of numbers that nobody here reads."""
+
+    choices: msgspec.Raw = _ABSENT
+    data: msgspec.Raw = _ABSENT
     usage: _Usage | None = None
     error: Any = None
 
@@ -132,21 +146,22 @@ class StreamedAnswer:
             self.content_bytes += _content_bytes(choice)
         if chunk.timings is not None:
             timings = chunk.timings
-            self._progress = _credible(
+            counted = _credible(
                 timings.prompt_n + timings.cache_n,
                 timings.predicted_n,
                 timings.cache_n,
                 UsageSource.CUMULATIVE,
             )
+            self._progress = _later(self._progress, counted)
         if chunk.usage is None and not (chunk.timings is not None and self._hides_progress):
             return payload
         return self._without_hidden(payload, chunk, ends=ends)
 
     def usage(self, *, prompt_bytes: int) -> TokenUsage:
         """The counts so far, for an attempt that a replica worked on."""
-        found = self._final or self._progress
-        if found is not None and (found.completion_tokens or not self.content_bytes):
-            return found
+        for found in (self._final, self._progress):
+            if found is not None and (found.completion_tokens or not self.content_bytes):
+                return found
         if self.content_bytes:
             return TokenUsage(
                 estimate_tokens(prompt_bytes), estimate_tokens(self.content_bytes), 0, UsageSource.ESTIMATED
@@ -156,15 +171,16 @@ class StreamedAnswer:
     def _without_hidden(self, payload: bytes, chunk: _Chunk, *, ends: bool) -> bytes | None:
         fields = _decode_raw_object(payload)
         if chunk.usage is not None:
-            source = UsageSource.FINAL if ends or self.has_finish_reason else UsageSource.CUMULATIVE
+            is_final = ends or self.has_finish_reason
+            source = UsageSource.FINAL if is_final else UsageSource.CUMULATIVE
             counted = _read_usage(chunk.usage, source)
             if source is UsageSource.FINAL:
-                self._final = counted or self._final
+                self._final = _later(self._final, counted)
             else:
-                self._progress = counted or self._progress
+                self._progress = _later(self._progress, counted)
             if not chunk.choices and not self._wants_usage:
                 return None
-            if not self._wants_usage or not ends:
+            if not self._wants_usage or not is_final:
                 del fields["usage"]
             elif self._hides_cached:
                 fields["usage"] = _without_cached(fields["usage"])
@@ -174,22 +190,35 @@ class StreamedAnswer:
 
 
 def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
-    """Reads a whole 200 answer; returns the body to forward and its usage (source UNKNOWN if none was reported).
+    """Reads a whole 200 answer; returns the body to forward and its usage (source UNKNOWN if none was reported that can
+    be true: no completion tokens beside text can't).
 
-    Raises BadAnswer if it isn't an answer; an error object inside a 200 is one too.
+    Raises BadAnswer if it isn't an answer, and ReportedFault if it is an error.
     """
     try:
         whole = _decode_whole(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadAnswer("the body is not a JSON answer") from error
-    if whole.error is not None or (whole.choices is None and whole.data is None):
+    if whole.error is not None:
+        raise ReportedFault(fault_of(whole.error, status=500))
+    if whole.choices is None and whole.data is None:
         raise BadAnswer("the body holds no answer")
     usage = _read_usage(whole.usage, UsageSource.FINAL) if whole.usage is not None else None
+    if usage is not None and whole.choices and not usage.completion_tokens and output_bytes(body):
+        usage = None
     if hides_cached and whole.usage is not None and whole.usage.prompt_tokens_details is not None:
         fields = _decode_raw_object(body)
         fields["usage"] = _without_cached(fields["usage"])
         body = _encode(fields)
     return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
+
+
+def output_bytes(body: bytes) -> int:
+    """UTF-8 bytes of the generated text in a whole answer, for an estimate where no usage was reported."""
+    try:
+        return sum(map(_content_bytes, _decode_chunk(body).choices))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0  # of another shape than ours: nothing to count is better than no answer
 
 
 class AnswerAssembler:
@@ -212,7 +241,7 @@ class AnswerAssembler:
         """Adds one forwarded event."""
         chunk = _decode_any(payload)
         for choice in chunk.pop("choices", ()):
-            target = self._choices.setdefault(choice.get("index", 0), {})
+            target = self._choices.setdefault(choice["index"] if _is_indexed(choice) else 0, {})
             if self._is_chat:
                 choice["message"] = choice.pop("delta", None) or {}
             self._merge(target, choice)
@@ -223,7 +252,10 @@ class AnswerAssembler:
         choices = [self._choices[index] for index in sorted(self._choices)]
         for choice in choices:
             if self._is_chat:
-                choice.setdefault("message", {}).setdefault("content", None)
+                choice["message"].setdefault("content", None)
+                for call in choice["message"].get("tool_calls") or ():
+                    if isinstance(call, dict):
+                        call.pop("index", None)  # only the pieces of a stream have it
         answer = {
             **self._answer,
             "object": "chat.completion" if self._is_chat else "text_completion",
@@ -246,12 +278,16 @@ class AnswerAssembler:
                 target[key] = value
 
     def _merged_list(self, known: list[Any], parts: list[Any]) -> list[Any]:
-        if not all(isinstance(part, dict) and "index" in part for part in parts):
+        if not all(map(_is_indexed, known + parts)):
             return known + parts
-        by_index = {item["index"]: item for item in known if isinstance(item, dict) and "index" in item}
+        by_index = {item["index"]: item for item in known}
         for part in parts:
             self._merge(by_index.setdefault(part["index"], {}), part)
         return [by_index[index] for index in sorted(by_index)]
+
+
+def _is_indexed(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("index"), int)
 
 
 def fault_of(error: Any, *, status: int) -> UpstreamFault:
@@ -260,7 +296,7 @@ def fault_of(error: Any, *, status: int) -> UpstreamFault:
     if isinstance(error, dict):
         message = error.get("message")
         code = error.get("code")
-        if isinstance(code, str) and code.isdecimal():
+        if isinstance(code, str) and len(code) == 3 and code.isdecimal():
             code = int(code)
         if isinstance(code, int) and 400 <= code <= 599:
             status = code
@@ -278,8 +314,18 @@ def fault_of_body(body: bytes, *, status: int) -> UpstreamFault:
     return UpstreamFault(status, fault.message)
 
 
-# What an engine's own words may give away: addresses in memory, URLs, host:port pairs, file paths.
-_SENSITIVE = re.compile(r"0x[0-9a-fA-F]+|\b\w+://\S+|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?|(?:/[\w.+-]+){2,}")
+# What an engine's own words may give away.
+_SENSITIVE = re.compile(
+    r"""
+      0x[0-9a-fA-F]+                                      # an address in memory
+    | \b\w+://\S+                                         # a URL
+    | \b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?                  # an IPv4 address
+    | \[[0-9a-fA-F]*:[0-9a-fA-F:.]*\](?::\d+)?            # an IPv6 address as it stands before a port
+    | (?<![\w.-])(?:localhost|[\w-]+(?:\.[\w-]+)+):\d+   # a host with its port
+    | (?:/[\w.+-]+){2,}                                   # a path
+    """,
+    re.VERBOSE,
+)
 MESSAGE_MAX = 300
 
 
@@ -291,7 +337,7 @@ def safe_message(text: str) -> str:
 
 def _content_bytes(choice: _Choice) -> int:
     total = 0
-    delta = choice.delta
+    delta = choice.delta or choice.message
     if delta is not None:
         for text in (delta.content, delta.reasoning_content, delta.reasoning, delta.refusal):
             if text:
@@ -309,6 +355,13 @@ def _read_usage(usage: _Usage, source: UsageSource) -> TokenUsage | None:
     details = usage.prompt_tokens_details
     cached = details.cached_tokens if details is not None and details.cached_tokens is not None else 0
     return _credible(usage.prompt_tokens, usage.completion_tokens or 0, cached, source)
+
+
+def _later(known: TokenUsage | None, counted: TokenUsage | None) -> TokenUsage | None:
+    """The later of two running counts. They only grow, so one that fell can't be true."""
+    if known is None or (counted is not None and counted.completion_tokens >= known.completion_tokens):
+        return counted
+    return known
 
 
 def _credible(prompt: int, completion: int, cached: int, source: UsageSource) -> TokenUsage | None:

@@ -70,6 +70,7 @@ class RequestReader:
         self._parser: Any = httptools.HttpRequestParser(self)
         self._failure: HeadraceError | None = None
         self._messages = 0
+        self._sound_host = b""
         self.body_bytes = 0
         self.is_idle = True
         self._reset()
@@ -111,30 +112,20 @@ class RequestReader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4
-        self._header_count += 1
-        if self._header_count > HEADERS_MAX or self._head_bytes > HEAD_BYTES_MAX:
-            self._fail(InvalidRequest(f"more than {HEADERS_MAX} headers or {HEAD_BYTES_MAX} bytes of them"))
-        if self._head_done:
-            return  # a trailer: counted, never believed
-        name = name.lower()
-        if name in self._headers:
-            if name in _SINGLE:
-                self._fail(InvalidRequest(f"the header {name.decode('ascii', 'replace')} is given twice"))
-            return
-        self._headers[name] = value
+        """Only collects: the commonest callback of all. Trailers come here too; they are counted, never read."""
+        self._pairs.append((name, value))
+        if len(self._pairs) > HEADERS_MAX:
+            self._fail(InvalidRequest(f"more than {HEADERS_MAX} headers"))
 
     def on_headers_complete(self) -> None:
         self._head_done = True
-        parser, headers = self._parser, self._headers
+        parser, headers = self._parser, self._read_headers()
         version: str = parser.get_http_version()
         path, _, _ = self._url.partition(b"?")
         host = headers.get(b"host")
-        if len(self._url) + self._head_bytes > HEAD_BYTES_MAX:
-            self._fail(InvalidRequest(f"the request head is larger than {HEAD_BYTES_MAX} bytes"))
         if version not in ("1.1", "1.0"):
             self._fail(InvalidRequest("only HTTP/1.1 and HTTP/1.0 are spoken here"))
-        if (host is None and version == "1.1") or (host is not None and _HOST.fullmatch(host) is None):
+        if (host is None and version == "1.1") or (host is not None and not self._is_sound_host(host)):
             self._fail(InvalidRequest("exactly one valid Host header is required"))
         if parser.should_upgrade():
             self._fail(InvalidRequest("protocol upgrades are not supported here"))
@@ -168,6 +159,27 @@ class RequestReader:
         parts = self._parts
         self._sink.request_received(parts[0] if len(parts) == 1 else b"".join(parts))
 
+    def _is_sound_host(self, host: bytes) -> bool:
+        if host != self._sound_host and _HOST.fullmatch(host) is not None:
+            self._sound_host = host  # the next request of the connection says the same
+        return host == self._sound_host
+
+    def _read_headers(self) -> dict[bytes, bytes]:
+        """The headers by lower-case name; of repeated harmless ones the first counts."""
+        headers: dict[bytes, bytes] = {}
+        head_bytes = len(self._url)
+        for name, value in self._pairs:
+            head_bytes += len(name) + len(value) + 4
+            name = name.lower()
+            if name not in headers:
+                headers[name] = value
+            elif name in _SINGLE:
+                self._fail(InvalidRequest(f"the header {name.decode('ascii', 'replace')} is given twice"))
+        if head_bytes > HEAD_BYTES_MAX:
+            self._fail(InvalidRequest(f"the request head is larger than {HEAD_BYTES_MAX} bytes"))
+        self._pairs.clear()
+        return headers
+
     def _fail(self, error: HeadraceError) -> None:
         self._failure = error
         raise error
@@ -177,9 +189,7 @@ class RequestReader:
 
     def _reset(self) -> None:
         self._url = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._head_bytes = 0
-        self._header_count = 0
+        self._pairs: list[tuple[bytes, bytes]] = []
         self._head_done = False
         self._fed_bytes = 0
         self._parts: list[bytes] = []

@@ -88,6 +88,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
 
     Attributes:
         fields: The whole object as parsed: what is checked is what is sent on.
+        canonical: The same, serialised.
         prompt_bytes: UTF-8 bytes of all prompt text.
         output_tokens_max: The caller's bound, or None.
         choices: Answers asked for: `n` times the number of prompts.
@@ -95,6 +96,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
 
     model: str
     fields: dict[str, Any]
+    canonical: bytes
     is_streaming: bool
     wants_usage: bool
     prompt_bytes: int
@@ -118,12 +120,13 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     and is the only one sent on.
     """
     fields = _parse_json(body)
+    canonical = _canonical(fields)
     try:
         checked = msgspec.convert(fields, _FIELDS[endpoint])
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     if isinstance(checked, EmbeddingFields):
-        return ParsedBody(checked.model, fields, False, False, _embedding_bytes(checked.input), None, 1)
+        return ParsedBody(checked.model, fields, canonical, False, False, _embedding_bytes(checked.input), None, 1)
     if isinstance(checked, ChatFields):
         prompt_bytes = _message_bytes(checked.messages)
         # Engines differ in which of the two they obey, so the larger one is what may come.
@@ -139,6 +142,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     return ParsedBody(
         model=checked.model,
         fields=fields,
+        canonical=canonical,
         is_streaming=bool(checked.stream),
         wants_usage=options is not None and bool(options.include_usage),
         prompt_bytes=prompt_bytes,
@@ -229,8 +233,6 @@ def _parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid JSON: {_describe(error)}") from None
     if not isinstance(fields, dict):
         raise InvalidRequest("the body must be a JSON object")
-    if _MANY_DIGITS in body.translate(_DIGITS_AS_ZERO):
-        _refuse_large_integers(fields)
     return fields
 
 
@@ -244,13 +246,22 @@ def _refuse_dense(body: bytes) -> None:
         )
 
 
-# An integer of fewer digits fits in 64 bits. To look for one this way costs about a microsecond in a usual body.
+# An integer of fewer digits fits in 64 bits. To look for one this way costs about a microsecond in a usual body; the
+# encoder itself takes integers of any size.
 _MANY_DIGITS = b"0" * 19
 _DIGITS_AS_ZERO = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
 
 
+def _canonical(fields: dict[str, Any]) -> bytes:
+    """The object serialised again. Raises InvalidRequest for integers beyond 64 bits: JSON allows them, engines differ in
+    how they fail on them, and a failure would speak against a healthy replica."""
+    canonical = encode(fields)
+    if _MANY_DIGITS in canonical.translate(_DIGITS_AS_ZERO):
+        _refuse_large_integers(fields)
+    return canonical
+
+
 def _refuse_large_integers(fields: dict[str, Any]) -> None:
-    """JSON allows them, engines differ in how they fail on them, and a failure would speak against a healthy replica."""
     for name, field in fields.items():
         inside = [field]
         while inside:

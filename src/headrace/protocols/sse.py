@@ -45,13 +45,13 @@ class EventParser:
             self._keep(rest)
         events = []
         for block in blocks:
-            if self._at_start:
-                self._at_start = False
-                block = block.removeprefix(_BYTE_ORDER_MARK)
             if len(block) > self._event_bytes_max:
                 raise EventTooLarge(
                     f"an event of {len(block)} bytes; at most {self._event_bytes_max} are accepted"
                 )
+            if self._at_start:
+                self._at_start = False
+                block = block.removeprefix(_BYTE_ORDER_MARK)
             payload = block[6:] if block.startswith(b"data: ") and b"\n" not in block else _data_of(block)
             if payload is not None:
                 events.append(payload)
@@ -73,7 +73,8 @@ class EventParser:
 
     def _keep(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size > self._event_bytes_max:
+        # The line feed after the last line is not yet known to end the event, and not part of it when it does.
+        if self._size - data.endswith(b"\n") > self._event_bytes_max:
             raise EventTooLarge(f"an event of more than {self._event_bytes_max} bytes")
         self._pieces.append(data)
 

@@ -1,0 +1,56 @@
+"""Laws of the retry budget: what it allows is bounded over every span of time, and a quiet time saves only so much."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.policies.retry import WINDOW_S, RetryBudget
+
+RATIO = st.floats(0.0, 1.0)
+FLOOR = st.floats(0.0, 10.0)
+
+
+@given(
+    ratio=RATIO,
+    floor_per_s=FLOOR,
+    steps=st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 20), st.integers(0, 20)), max_size=50),
+)
+def test_retries_never_exceed_the_share_of_requests_and_the_floor(
+    ratio: float, floor_per_s: float, steps: list[tuple[float, int, int]]
+) -> None:
+    """T18: amplification is bounded, whatever fails and whenever."""
+    now_s, requests, retries = 100.0, 0, 0
+    budget = RetryBudget(ratio=ratio, floor_per_s=floor_per_s, now_s=now_s)
+    for pause_s, arrivals, failures in steps:
+        now_s += pause_s
+        for _ in range(arrivals):
+            budget.request()
+        requests += arrivals
+        retries += sum(budget.take(now_s=now_s) for _ in range(failures))
+        assert retries <= ratio * requests + floor_per_s * (now_s - 100.0 + WINDOW_S) + 1e-6
+
+
+@given(ratio=RATIO, floor_per_s=FLOOR, quiet_s=st.floats(0.0, 1e6), requests=st.integers(0, 2000))
+def test_a_quiet_time_saves_no_more_than_the_purse_holds(
+    ratio: float, floor_per_s: float, quiet_s: float, requests: int
+) -> None:
+    budget = RetryBudget(ratio=ratio, floor_per_s=floor_per_s, now_s=0.0)
+    for _ in range(requests):
+        budget.request()
+    retries = sum(budget.take(now_s=quiet_s) for _ in range(1000))
+    assert retries <= floor_per_s * WINDOW_S + ratio * 100 + 1e-6
+
+
+def test_without_requests_the_floor_still_allows_some() -> None:
+    budget = RetryBudget(ratio=0.2, floor_per_s=1.0, now_s=0.0)
+    while budget.take(now_s=0.0):
+        pass
+    assert [budget.take(now_s=now_s) for now_s in (0.5, 1.0, 1.0, 2.0)] == [False, True, False, True]
+
+
+def test_time_that_steps_back_drips_nothing_twice() -> None:
+    """T32."""
+    budget = RetryBudget(ratio=0.0, floor_per_s=1.0, now_s=0.0)
+    while budget.take(now_s=0.0):
+        pass
+    assert budget.take(now_s=1.0)
+    assert not any(budget.take(now_s=now_s) for now_s in (0.0, 0.9, 1.0, 0.5, 1.0))

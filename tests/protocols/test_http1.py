@@ -1,0 +1,205 @@
+"""Does the reader read requests the same however they are cut, and refuse the rest, within its bounds?"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import HeadraceError, InvalidRequest, NotFound, PayloadTooLarge
+from headrace.protocols import http1
+from headrace.protocols.http1 import RequestHead, RequestReader
+
+
+class Sink:
+    """Keeps what it is told; accepts bodies of `body_bytes_max`."""
+
+    def __init__(self, body_bytes_max: int = 1000, refusal: HeadraceError | None = None) -> None:
+        self.body_bytes_max = body_bytes_max
+        self.refusal = refusal
+        self.seen: list[object] = []
+
+    def head_received(self, head: RequestHead) -> int:
+        if self.refusal is not None:
+            raise self.refusal
+        self.seen.append((head.method, head.path, head.version, head.headers, head.keeps_alive))
+        return self.body_bytes_max
+
+    def body_awaited(self) -> None:
+        self.seen.append("awaited")
+
+    def request_received(self, body: bytes) -> None:
+        self.seen.append(body)
+
+
+def read(*pieces: bytes, body_bytes_max: int = 1000) -> list[object]:
+    sink = Sink(body_bytes_max)
+    reader = RequestReader(sink)
+    for piece in pieces:
+        reader.feed(piece)
+    return sink.seen
+
+
+GET = b"GET /a?b=c HTTP/1.1\r\nHost: x\r\nX-One: 1\r\n\r\n"
+POST = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n3;e=f\r\nhel\r\n2\r\nlo\r\n0\r\nX-T: 1\r\n\r\n"
+OLD = b"GET /old HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+ALL = GET + POST + CHUNKED + OLD + GET
+
+
+def test_a_request_is_read() -> None:
+    assert read(GET) == [(b"GET", b"/a", "1.1", {b"host": b"x", b"x-one": b"1"}, True), b""]
+    assert read(POST)[1] == b"hello"
+    assert read(CHUNKED)[1] == b"hello"
+
+
+@given(cuts=st.lists(st.integers(0, len(ALL)), max_size=12))
+def test_cuts_change_nothing(cuts: list[int]) -> None:
+    """T6a: any cutting of five requests on one connection."""
+    ends = [*sorted(cuts), len(ALL)]
+    assert read(*(ALL[a:b] for a, b in zip([0, *ends], ends, strict=False))) == read(ALL)
+
+
+def test_each_cut_in_two_changes_nothing() -> None:
+    """T6a: every offset, and byte by byte."""
+    whole = read(ALL)
+    assert len(whole) == 10
+    for cut in range(len(ALL) + 1):
+        assert read(ALL[:cut], ALL[cut:]) == whole
+    assert read(*(bytes([byte]) for byte in ALL)) == whole
+
+
+@given(data=st.binary(max_size=300))
+def test_no_bytes_raise_anything_but_a_refusal(data: bytes) -> None:
+    """T33: nor do they after a valid start."""
+    for start in (b"", GET, POST[:-5], CHUNKED[:70], b"GET / HTTP/1.1\r\n"):
+        try:
+            read(start + data)
+        except HeadraceError as error:
+            assert error.status in (400, 413)
+
+
+def test_it_is_idle_between_messages_only() -> None:
+    reader = RequestReader(Sink())
+    assert reader.is_idle
+    reader.feed(POST[:10])
+    assert not reader.is_idle
+    assert not reader.is_reading_body
+    reader.feed(POST[10:-3])
+    assert reader.is_reading_body
+    assert reader.body_bytes == 2
+    reader.feed(POST[-3:])
+    assert reader.is_idle
+    assert not reader.is_reading_body
+
+
+def test_the_first_of_repeated_harmless_headers_counts() -> None:
+    (head, _) = read(GET.replace(b"X-One: 1", b"X-One: 1\r\nx-one: 2"))
+    assert head[3][b"x-one"] == b"1"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "name", ["Host", "Authorization", "Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding"]
+)
+def test_a_header_that_decides_something_may_not_be_said_twice(name: str) -> None:
+    """T50."""
+    line = f"{name}: 0\r\n".encode()
+    with pytest.raises(InvalidRequest):
+        read(GET.replace(b"Host: x\r\n", b"Host: x\r\n" + line + line))
+
+
+@pytest.mark.parametrize(
+    "host", ["x", "x:80", "a.b-c_d.example", "x.", "127.0.0.1:8000", "[::1]", "[::1]:80", "[::ffff:127.0.0.1]"]
+)
+def test_a_host_is_a_name_or_an_address(host: str) -> None:
+    assert read(GET.replace(b"Host: x", f"Host: {host}".encode()))
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a b", "a/b", "a?b", "a#b", "a@b", "a,b", "a:b", "a:", "a:123456", "[", "[x]", "::1", "a\\b", "é", "a%2fb"]
+)  # fmt: skip
+def test_a_host_is_nothing_else(host: str) -> None:
+    """T43."""
+    with pytest.raises(InvalidRequest, match="Host"):
+        read(GET.replace(b"Host: x", f"Host: {host}".encode()))
+
+
+def test_the_head_is_bounded_by_bytes_and_by_count() -> None:
+    """T50: exactly HEADERS_MAX are accepted, and one more is not."""
+    most = b"".join(b"X-%d: a\r\n" % i for i in range(http1.HEADERS_MAX - 2))
+    assert read(GET.replace(b"Host: x\r\n", b"Host: x\r\n" + most))
+    with pytest.raises(InvalidRequest):
+        read(GET.replace(b"Host: x\r\n", b"Host: x\r\nX-More: a\r\n" + most))
+    with pytest.raises(InvalidRequest):
+        read(GET.replace(b"X-One: 1", b"X-One: " + b"a" * http1.HEAD_BYTES_MAX))
+
+
+def test_an_unfinished_head_is_bounded() -> None:
+    """T50: before its end is seen, however slowly it comes."""
+    reader = RequestReader(Sink())
+    reader.feed(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
+    with pytest.raises(InvalidRequest, match="head"):
+        for _ in range(http1.HEAD_BYTES_MAX):
+            reader.feed(b"aa")
+
+
+def test_pipelined_bytes_count_for_their_own_message() -> None:
+    """A large body and the start of the next head may come in one read."""
+    body = b"a" * 200_000
+    large = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    assert len(read(large + GET[:10], GET[10:], body_bytes_max=len(body))) == 4
+    assert len(read(large + CHUNKED[:70], CHUNKED[70:], body_bytes_max=len(body))) == 4
+
+
+@pytest.mark.parametrize("piece", [b"a" * 1000, b"a"])
+def test_framing_is_bounded(piece: bytes) -> None:
+    """T50: chunk extensions and trailers that never end."""
+    for start in (b"1;x=", b"0\r\nX-T: "):
+        reader = RequestReader(Sink(10**9))
+        reader.feed(CHUNKED[: CHUNKED.index(b"3;e")] + start)
+        with pytest.raises(InvalidRequest):
+            for _ in range(2 * http1.FRAMING_BYTES_MAX // len(piece)):
+                reader.feed(piece)
+
+
+def test_chunks_of_one_byte_are_fine() -> None:
+    body = b"1\r\na\r\n" * 50_000
+    head = CHUNKED[: CHUNKED.index(b"3;e")]
+    pieces = [body[start : start + 997] for start in range(0, len(body), 997)]
+    assert read(head, *pieces, b"0\r\n\r\n", body_bytes_max=50_000)[1] == b"a" * 50_000
+
+
+@pytest.mark.parametrize("request_bytes", [POST, CHUNKED])
+def test_a_body_at_the_limit_is_accepted_and_one_byte_more_is_not(request_bytes: bytes) -> None:
+    """T34."""
+    assert read(request_bytes, body_bytes_max=5)[1] == b"hello"
+    with pytest.raises(PayloadTooLarge):
+        read(request_bytes, body_bytes_max=4)
+
+
+def test_a_declared_length_over_the_limit_is_refused_on_the_head_alone() -> None:
+    """T34."""
+    with pytest.raises(PayloadTooLarge):
+        read(POST[:-5], body_bytes_max=4)
+
+
+def test_a_sink_refuses_on_the_head_alone() -> None:
+    sink = Sink(refusal=NotFound("no"))
+    with pytest.raises(NotFound):
+        RequestReader(sink).feed(POST[:-5])
+    assert sink.seen == []
+
+
+def test_a_waiting_sender_is_told_only_where_its_body_is_wanted() -> None:
+    """RFC 9110, section 10.1.1."""
+    waiting = POST.replace(b"Host", b"Expect: 100-Continue\r\nHost")
+    assert read(waiting)[1:] == ["awaited", b"hello"]
+    assert "awaited" not in read(waiting.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    sink = Sink(body_bytes_max=4)
+    with pytest.raises(PayloadTooLarge):
+        RequestReader(sink).feed(waiting)
+    assert "awaited" not in sink.seen
+
+
+@given(data=st.binary(min_size=1, max_size=100))
+def test_a_chunk_is_read_back(data: bytes) -> None:
+    head = CHUNKED[: CHUNKED.index(b"3;e")]
+    assert read(head + http1.chunk(data) + http1.LAST_CHUNK)[1] == data
