@@ -43,7 +43,7 @@ from headrace.telemetry.logs import LineStream, Log
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.strays import capture_strays
 
-KEY_CHECK_S = 0.5
+KEY_CHECK_S = 0.25
 ON_LOOP_LIMIT_S = 2.0
 
 Tell = Callable[[str], None]
@@ -90,6 +90,7 @@ class Service:
         self._tenants = tenants.open_tenants(data, clock=self._clock)
         self._auth = Authenticator(tenants.load_pepper(data / tenants.PEPPER_NAME), clock=self._clock)
         self._auth.replace(self._tenants.key_ring(_default_limits(config)))
+        self._keys_revision = self._tenants.ring_revision
         self._gateway = self._build_gateway()
         self._reconciler = self._build_reconciler(models)
         self._admin = self._build_admin()
@@ -235,6 +236,7 @@ class Service:
             if await asyncio.to_thread(self._tenants.changed):
                 ring = await asyncio.to_thread(self._tenants.key_ring, _default_limits(self._config))
                 self._auth.replace(ring)
+                self._keys_revision = self._tenants.ring_revision
                 self._log.event("keys.reloaded", keys=len(ring))
 
     async def _drain(self) -> int:
@@ -244,18 +246,13 @@ class Service:
         self._tell(
             f"draining: {in_flight} requests in progress (at most {server.drain_s:.0f} s; Ctrl-C again ends at once)"
         )
-        draining = asyncio.ensure_future(self._gateway.drain(server.drain_s))  # noqa: TID251 -- awaited just below
-        self._stop.clear()
-        ended_early = asyncio.ensure_future(self._stop.wait())  # noqa: TID251
-        await asyncio.wait({draining, ended_early}, return_when=asyncio.FIRST_COMPLETED)
-        ended_early.cancel()
-        if not draining.done():
-            draining.cancel()
-        return self._gateway.in_progress
+        return await self._gateway.drain(server.drain_s)
 
     # Called back.
 
     def _asked_to_stop(self) -> None:
+        if self._stop.is_set():
+            self._gateway.end_drain()
         self._stop.set()
 
     def _opened(self, port: int) -> None:
@@ -438,6 +435,7 @@ class Service:
                 }
                 for name, deployment in self._deployments.items()
             ],
+            "keys": {"count": self._auth.key_count, "revision": self._keys_revision},
             "ledger": {
                 "backlog": self._ledger.backlog,
                 "committed": self._ledger.committed,

@@ -44,15 +44,15 @@ class Edge:
         try:
             connection.request(method, path, body, {"authorization": f"Bearer {self.key}", **headers})
             response = connection.getresponse()
-            return Answer(
-                response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
-            )
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         finally:
             connection.close()
 
     def post(self, path: str, body: Any, **headers: str) -> Answer:
         """A POST of JSON, or of bytes as they are."""
-        return self.ask("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), **headers)
+        return self.ask(
+            "POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), **headers
+        )
 
 
 @contextmanager

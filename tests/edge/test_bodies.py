@@ -114,7 +114,9 @@ def test_the_smaller_of_two_token_limits_hides_no_larger_one(edge: Edge) -> None
 @pytest.mark.usefixtures("untouched")
 def test_a_million_stop_strings_are_refused(edge: Edge) -> None:
     """T13."""
-    body = b'{"model":"scripted","messages":[{"role":"user","content":"hi"}],"stop":[%b"a"]}' % (b'"",' * 10**6)
+    body = b'{"model":"scripted","messages":[{"role":"user","content":"hi"}],"stop":[%b"a"]}' % (
+        b'"",' * 10**6
+    )
     assert edge.post(CHAT, body).status == 400
 
 
@@ -150,7 +152,20 @@ def test_what_is_not_strict_json_is_a_400(edge: Edge, path: str, name: str) -> N
 def test_what_is_not_an_object_is_a_400(edge: Edge, path: str) -> None:
     """T33."""
     valid = json.dumps(VALID[path]).encode()
-    bodies = [b"", b" ", b"null", b"true", b"1", b'"a"', b"[]", b"[" + valid + b"]", b"{", valid[:-1], valid + b"x", valid + valid]
+    bodies = [
+        b"",
+        b" ",
+        b"null",
+        b"true",
+        b"1",
+        b'"a"',
+        b"[]",
+        b"[" + valid + b"]",
+        b"{",
+        valid[:-1],
+        valid + b"x",
+        valid + valid,
+    ]
     bodies += [b"\xef\xbb\xbf" + valid, valid.decode().encode("utf-16"), b"\0" + valid, valid + b"\0"]
     assert {edge.post(path, body).status for body in bodies} == {400}
 
@@ -161,7 +176,11 @@ def test_an_integer_beyond_64_bits_is_refused_where_nobody_reads_it(edge: Edge, 
     """T33: it could not be sent on as it came."""
     for number in (2**64, -(2**63) - 1, 2**70, 10**300):
         answer = edge.post(path, with_field(path, b"%d" % number))
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_request", "extra")
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (
+            400,
+            "invalid_request",
+            "extra",
+        )
     assert edge.post(path, with_field(path, b'{"a":[{"b":[1,%d]}]}' % 2**64)).error["param"] == "extra"
 
 
@@ -175,7 +194,9 @@ def test_of_duplicate_keys_the_last_counts_and_is_the_only_one_sent_on(edge: Edg
     assert answer.status == 200
     assert answer.json["usage"]["completion_tokens"] == 7
     assert edge.engine.executions()[-1]["user"] == "last"
-    reverse = b'{"model":"scripted","messages":[{"role":"user","content":"hi"}],"max_tokens":7,"max_tokens":0}'
+    reverse = (
+        b'{"model":"scripted","messages":[{"role":"user","content":"hi"}],"max_tokens":7,"max_tokens":0}'
+    )
     assert edge.post(CHAT, reverse).status == 400
 
 
@@ -201,7 +222,11 @@ def test_any_object_gets_an_answer_or_an_error_from_the_catalogue(
 ) -> None:
     """T33, T37: never a 5xx that the engine was not told to make."""
     known = st.dictionaries(st.sampled_from(sorted(FIELDS[path])), JSON, max_size=3)
-    body = {**VALID[path], **data.draw(known), **data.draw(st.dictionaries(st.text(max_size=8), JSON, max_size=2))}
+    body = {
+        **VALID[path],
+        **data.draw(known),
+        **data.draw(st.dictionaries(st.text(max_size=8), JSON, max_size=2)),
+    }
     answer = edge.post(path, body)
     assert answer.status in CATALOGUE | {200}
     if answer.status != 200:

@@ -136,7 +136,10 @@ def test_an_error_has_the_promised_shape(small: Edge, code: str) -> None:
     assert answer.headers["x-request-id"] == answer.error["request_id"]
     assert answer.headers["x-request-id"].startswith("req_")
     assert answer.headers["x-headrace-reason"] == code
-    assert answer.headers.get("x-should-retry") == {True: "true", False: "false", None: None}[expected.should_retry]
+    assert (
+        answer.headers.get("x-should-retry")
+        == {True: "true", False: "false", None: None}[expected.should_retry]
+    )
     assert ("retry-after" in answer.headers) == (expected.status in (429, 503))
     if "retry-after" in answer.headers:
         assert int(answer.headers["retry-after"]) >= 1

@@ -160,7 +160,9 @@ def test_the_openai_client_waits_by_itself_and_succeeds(limited: Edge) -> None:
     key = limited.service.key("official", requests_per_minute=60, requests_burst=1)
     with openai.OpenAI(base_url=limited.service.url, api_key=key, max_retries=3) as client:
         for _ in range(3):
-            answer = client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}])
+            answer = client.chat.completions.create(
+                model="scripted", messages=[{"role": "user", "content": "hi"}]
+            )
             assert answer.choices[0].finish_reason == "stop"
     assert limited.service.metric("headrace_refusals_total", code="rate_limited") > 0
 

@@ -55,7 +55,9 @@ def test_with_a_key_only_the_exact_path_exists(edge: Edge, target: str) -> None:
     assert status(edge, target, key=edge.key, method="POST") in (400, 404)
 
 
-@pytest.mark.parametrize("host", ["test", "test:80", "livez", "TEST.example", "test.", "[::1]:8000", "127.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["test", "test:80", "livez", "TEST.example", "test.", "[::1]:8000", "127.0.0.1"]
+)
 def test_a_host_decides_nothing(edge: Edge, host: str) -> None:
     """T43."""
     assert [status(edge, path, host=host) for path in OPEN] == [200, 200]
@@ -79,7 +81,9 @@ def test_only_livez_and_readyz_answer_without_a_key(edge: Edge) -> None:
         (edge.service.admin_port, {("GET", "/livez"), ("HEAD", "/livez")}),
     ):
         answered = {
-            (method, path): status(edge, path, method=method, port=port) for path in paths for method in METHODS
+            (method, path): status(edge, path, method=method, port=port)
+            for path in paths
+            for method in METHODS
         }
         assert {asked for asked, code in answered.items() if code != 401} == doors
         assert all(answered[door] == 200 for door in doors)
@@ -213,7 +217,9 @@ def test_a_models_name_may_hold_a_slash(edge: Edge, name: str) -> None:
     assert edge.ask("GET", f"/v1/models/{name}").json["id"] == "org/model"
 
 
-@pytest.mark.parametrize("name", ["nothing", "%00", "%ff%fe", "..%2f..%2fetc", "%0d%0aX-A:%20b", "scripted%20", "a" * 9000])
+@pytest.mark.parametrize(
+    "name", ["nothing", "%00", "%ff%fe", "..%2f..%2fetc", "%0d%0aX-A:%20b", "scripted%20", "a" * 9000]
+)
 def test_an_unknown_model_is_404(edge: Edge, name: str) -> None:
     answer = edge.ask("GET", f"/v1/models/{name}")
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")

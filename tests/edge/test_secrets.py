@@ -45,9 +45,9 @@ def provoke(edge: Edge) -> None:
         edge.engine.set_faults(fault)
         deadline = {"x-headrace-deadline-ms": "400"} if fault.startswith("ttft") else {}
         for stream in (False, True):
-            edge.post(CHAT, {**PROMPT, "stream": stream}, **HEADERS, **deadline) if not breaks(fault) else broken(
-                edge, {**PROMPT, "stream": stream}
-            )
+            edge.post(CHAT, {**PROMPT, "stream": stream}, **HEADERS, **deadline) if not breaks(
+                fault
+            ) else broken(edge, {**PROMPT, "stream": stream})
     edge.engine.set_faults("")
     edge.post(COMPLETIONS, {"model": "scripted", "prompt": f"{CANARY}-text", "user": CANARY}, **HEADERS)
     edge.post(EMBEDDINGS, {"model": "scripted", "input": [f"{CANARY}-input"], "user": CANARY}, **HEADERS)
@@ -62,7 +62,13 @@ def provoke(edge: Edge) -> None:
     edge.post(CHAT, CANARY.encode() * 500_000, **HEADERS)
     edge.post(CHAT, PROMPT, **HEADERS, **{"content-encoding": CANARY})
     edge.post(CHAT, PROMPT, **HEADERS, **{"x-headrace-deadline-ms": CANARY})
-    for path in (f"/{CANARY}", f"/v1/models/{CANARY}", f"/v1/models?{CANARY}", f"/v1/models/%0d%0a{CANARY}", f"/livez?{CANARY}"):
+    for path in (
+        f"/{CANARY}",
+        f"/v1/models/{CANARY}",
+        f"/v1/models?{CANARY}",
+        f"/v1/models/%0d%0a{CANARY}",
+        f"/livez?{CANARY}",
+    ):
         edge.ask("GET", path, **HEADERS)
         edge.service.get(path)
         edge.service.get(path, key=f"hr_live_{CANARY}")
@@ -80,7 +86,17 @@ def provoke(edge: Edge) -> None:
 
 def breaks(fault: str) -> bool:
     """Whether the answer is one that http.client calls incomplete."""
-    return fault.partition(":")[0] in ("error_event", "close", "cut", "close_raw", "no_done", "stall", "usage", "garbage", "empty")
+    return fault.partition(":")[0] in (
+        "error_event",
+        "close",
+        "cut",
+        "close_raw",
+        "no_done",
+        "stall",
+        "usage",
+        "garbage",
+        "empty",
+    )
 
 
 def broken(edge: Edge, body: object) -> None:
@@ -102,7 +118,11 @@ def test_canaries_are_found_nowhere() -> None:
         provoke(edge)
         unknown = keys.make("live", id_random=os.urandom(16), secret_random=os.urandom(32))
         assert edge.service.get("/v1/models", key=unknown)[0] == 401
-        later = [edge.post(CHAT, {"model": "scripted"}), edge.ask("GET", "/nothing"), edge.ask("GET", "/v1/models")]
+        later = [
+            edge.post(CHAT, {"model": "scripted"}),
+            edge.ask("GET", "/nothing"),
+            edge.ask("GET", "/v1/models"),
+        ]
         seen = {
             "metrics": edge.service.admin("/metrics")[1],
             "status": edge.service.admin("/admin/v1/status")[1],
@@ -122,13 +142,30 @@ def test_canaries_are_found_nowhere() -> None:
             if path.is_file():
                 seen[str(path.relative_to(edge.service.data))] = path.read_bytes()
         assert {"logs/headrace.log", "headrace.db"} <= set(seen)
-        secrets = {"canary": CANARY.encode(), "key": edge.key[17:60].encode(), "unknown key": unknown[17:60].encode()}
-        found = [(where, what) for where, text in seen.items() for what, secret in secrets.items() if secret in text]
+        secrets = {
+            "canary": CANARY.encode(),
+            "key": edge.key[17:60].encode(),
+            "unknown key": unknown[17:60].encode(),
+        }
+        found = [
+            (where, what)
+            for where, text in seen.items()
+            for what, secret in secrets.items()
+            if secret in text
+        ]
         assert found == []
         assert edge.key[8:16].encode() in seen["keys"]  # the public part is how people name a key
 
 
-HOSTILE = ["a\r\nx-evil: 1", "\x1b[31mred\x1b[0m", '{"level":"error"}', 'quote"\\', "\u2028\u2029\x85", "\u202eabc", "a" * 256]
+HOSTILE = [
+    "a\r\nx-evil: 1",
+    "\x1b[31mred\x1b[0m",
+    '{"level":"error"}',
+    'quote"\\',
+    "\u2028\u2029\x85",
+    "\u202eabc",
+    "a" * 256,
+]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +187,9 @@ def test_a_hostile_model_name_stays_a_name(hostile: Edge, name: str) -> None:
     text = (hostile.service.data / "logs" / "headrace.log").read_text(encoding="ascii")
     assert all(json.loads(line)["event"] for line in text.split("\n") if line)
     exposition = hostile.service.admin("/metrics")[1].decode()
-    assert all(line.startswith(("#", "headrace_", "process_", "python_")) for line in exposition.split("\n") if line)
+    assert all(
+        line.startswith(("#", "headrace_", "process_", "python_")) for line in exposition.split("\n") if line
+    )
 
 
 def test_what_callers_invent_makes_no_series(edge: Edge) -> None:

@@ -20,7 +20,9 @@ DONE = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 
 def begin(edge: Edge, **fields: object) -> socket.socket:
     """A chat completion whose answer nobody has read yet."""
-    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+    body = json.dumps(
+        {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], **fields}
+    ).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {edge.key}\r\n"
     connection = edge.service.connect()
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -86,7 +88,10 @@ def test_open_streams_end_whole_and_nothing_new_begins(number: int) -> None:
 def test_what_outlasts_the_grace_is_broken_with_an_error_and_recorded() -> None:
     """One stream that has begun and one request that waits: each is told, neither looks whole."""
     config = "[server]\ndrain_s = 0.5\n"
-    with running_edge(config=config, itl_ms=100, tokens=1000, upstream_slots=1) as edge, streams(edge, 1) as opened:
+    with (
+        running_edge(config=config, itl_ms=100, tokens=1000, upstream_slots=1) as edge,
+        streams(edge, 1) as opened,
+    ):
         waiting = begin(edge)
         wait_until(lambda: edge.service.status()["queued"] == 1, what="the second to wait")
         asked_s = time.monotonic()

@@ -97,7 +97,8 @@ def test_the_first_of_repeated_harmless_headers_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Host", "Authorization", "Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding"]
+    "name",
+    ["Host", "Authorization", "Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding"],
 )
 def test_a_header_that_decides_something_may_not_be_said_twice(name: str) -> None:
     """T50."""
@@ -107,7 +108,8 @@ def test_a_header_that_decides_something_may_not_be_said_twice(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "host", ["x", "x:80", "a.b-c_d.example", "x.", "127.0.0.1:8000", "[::1]", "[::1]:80", "[::ffff:127.0.0.1]"]
+    "host",
+    ["x", "x:80", "a.b-c_d.example", "x.", "127.0.0.1:8000", "[::1]", "[::1]:80", "[::ffff:127.0.0.1]"],
 )
 def test_a_host_is_a_name_or_an_address(host: str) -> None:
     assert read(GET.replace(b"Host: x", f"Host: {host}".encode()))

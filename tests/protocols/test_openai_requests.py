@@ -65,7 +65,11 @@ def test_prompt_bytes_are_those_of_the_text(text: str) -> None:
     assert parse(COMPLETIONS, prompt=text).prompt_bytes == expected
     assert parse(COMPLETIONS, prompt=[text, "a"]).prompt_bytes == expected + 1
     parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "x"}}]
-    messages = [{"role": "system", "content": text}, {"role": "user", "content": parts}, {"role": "assistant", "content": None}]
+    messages = [
+        {"role": "system", "content": text},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None},
+    ]
     assert parse(CHAT, messages=messages).prompt_bytes == 2 * expected
 
 
@@ -90,7 +94,18 @@ def test_streaming_and_usage_are_told() -> None:
 
 
 def test_null_means_the_default() -> None:
-    optional = ("max_tokens", "temperature", "top_p", "n", "stream", "stop", "seed", "user", "tools", "logprobs")
+    optional = (
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "stream",
+        "stop",
+        "seed",
+        "user",
+        "tools",
+        "logprobs",
+    )
     parsed = parse(CHAT, **dict.fromkeys(optional))
     assert (parsed.output_tokens_max, parsed.choices) == (None, 1)
 

@@ -2,18 +2,21 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from headrace import config
-from headrace.cli import common, durations
+from headrace.cli import common, durations, status
 from headrace.core import keys
 from headrace.core.clock import SystemClock
+from headrace.core.errors import HeadraceError
 from headrace.stores import tenants
 from headrace.stores.tenants import KeyRecord, LimitOverrides, TenantRecord, TenantStore
 
 _CLOCK = SystemClock()
+IN_FORCE_LIMIT_S = 5.0
 _LIMITS = ("requests_per_minute", "requests_burst", "concurrency_max")
 
 
@@ -159,7 +162,8 @@ def _create_tenant(arguments: argparse.Namespace) -> None:
 def _set_tenant(arguments: argparse.Namespace) -> None:
     with _store(arguments, must_exist=True) as store:
         store.set_limits(arguments.name, _limits(arguments, store.tenant(arguments.name).limits))
-    _note(f"tenant `{arguments.name}` changed; a running service follows within a second or two")
+        revision = store.revision()
+    _note(f"tenant `{arguments.name}` changed{_in_force(arguments, revision)}")
 
 
 def _list_tenants(arguments: argparse.Namespace) -> None:
@@ -187,6 +191,8 @@ def _create_key(arguments: argparse.Namespace) -> None:
         record, secret = store.create_key(
             arguments.tenant, name=arguments.name, environment=arguments.env, lifetime_s=arguments.expires
         )
+        revision = store.revision()
+    _in_force(arguments, revision)
     _print_once(record, secret)
 
 
@@ -215,18 +221,38 @@ def _list_keys(arguments: argparse.Namespace) -> None:
 def _revoke_key(arguments: argparse.Namespace) -> None:
     with _store(arguments, must_exist=True) as store:
         record = store.revoke(arguments.id)
-    _note(
-        f"key `{record.id}` of tenant `{record.tenant}` is revoked; a running service follows within a second or two"
-    )
+        revision = store.revision()
+    _note(f"key `{record.id}` of tenant `{record.tenant}` is revoked{_in_force(arguments, revision)}")
 
 
 def _rotate_key(arguments: argparse.Namespace) -> None:
     with _store(arguments, must_exist=True) as store:
         record, secret = store.rotate(arguments.id, overlap_s=arguments.overlap)
         old = next(key for key in store.keys(record.tenant) if key.id == record.replaces)
+        revision = store.revision()
+    _in_force(arguments, revision)
     assert old.expires_s is not None, "a rotated key has an end"
     _note(f"key `{old.id}` ends at {durations.utc(old.expires_s)}")
     _print_once(record, secret)
+
+
+def _in_force(arguments: argparse.Namespace, revision: int) -> str:
+    """Waits until the running service, if there is one, goes by the change; says so, or what the operator can expect."""
+    data = config.data_directory(arguments.data)
+    if not (data / "run" / "service.json").exists():
+        return ""
+    until_s = _CLOCK.now_s() + IN_FORCE_LIMIT_S
+    while _CLOCK.now_s() < until_s:
+        try:
+            _, answer = status.fetch(data)
+        except HeadraceError:
+            return (
+                ""  # what is left of a service that was killed: the next one reads the change when it starts
+            )
+        if answer.get("keys", {}).get("revision", 0) >= revision:
+            return ", and the running service goes by it"
+        time.sleep(0.02)
+    return f", but the running service has not confirmed it within {IN_FORCE_LIMIT_S:.0f} s; see: headrace status"
 
 
 def _print_once(record: KeyRecord, secret: str) -> None:

@@ -160,7 +160,9 @@ class Attempt:
             self._end(AttemptOutcome.GARBAGE)
 
     def ended(self) -> None:
-        self._connection = None  # it is in the pool again, and may serve another attempt before this one is closed
+        self._connection = (
+            None  # it is in the pool again, and may serve another attempt before this one is closed
+        )
         if self._is_over:
             return
         if self._answer is not None:

@@ -307,6 +307,10 @@ class Gateway:
             pass
         return self.in_progress
 
+    def end_drain(self) -> None:
+        """Stops waiting: what is still in progress is cut."""
+        self._quiet.set()
+
     async def _tick(self) -> None:
         check_due_s = 0.0
         while True:

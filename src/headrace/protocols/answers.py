@@ -37,6 +37,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int | None = 0
     delta: _Delta | None = None
     message: _Delta | None = None
     text: str | None = None
@@ -101,13 +102,13 @@ class StreamedAnswer:
 
     __slots__ = (
         "_final",
+        "_finished",
         "_hides_cached",
         "_hides_progress",
         "_progress",
         "_wants_usage",
         "content_bytes",
         "fault",
-        "has_finish_reason",
         "is_done",
     )
 
@@ -117,15 +118,19 @@ class StreamedAnswer:
         self._hides_progress = hides_progress
         self._final: TokenUsage | None = None
         self._progress: TokenUsage | None = None
+        self._finished: dict[int | None, bool] = {}  # by the index of each choice seen
         self.content_bytes = 0
-        self.has_finish_reason = False
         self.is_done = False
         self.fault: UpstreamFault | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether the answer reached its end: said so by `[DONE]`, or every part of it by a finish_reason."""
-        return self.is_done or self.has_finish_reason
+        return self.is_done or self._are_all_finished
+
+    @property
+    def _are_all_finished(self) -> bool:
+        return bool(self._finished) and all(self._finished.values())
 
     def take(self, payload: bytes) -> bytes | None:
         """Reads one event; returns the data to forward, or None. Raises BadAnswer. After `fault` or `is_done` read no more."""
@@ -139,10 +144,11 @@ class StreamedAnswer:
         if chunk.error is not None:
             self.fault = fault_of(chunk.error, status=500)
             return None
-        ends = not chunk.choices
         for choice in chunk.choices:
             if choice.finish_reason is not None:
-                self.has_finish_reason = ends = True
+                self._finished[choice.index] = True
+            else:
+                self._finished.setdefault(choice.index, False)
             self.content_bytes += _content_bytes(choice)
         if chunk.timings is not None:
             timings = chunk.timings
@@ -155,7 +161,7 @@ class StreamedAnswer:
             self._progress = _later(self._progress, counted)
         if chunk.usage is None and not (chunk.timings is not None and self._hides_progress):
             return payload
-        return self._without_hidden(payload, chunk, ends=ends)
+        return self._without_hidden(payload, chunk)
 
     def usage(self, *, prompt_bytes: int) -> TokenUsage:
         """The counts so far, for an attempt that a replica worked on."""
@@ -168,10 +174,10 @@ class StreamedAnswer:
             )
         return TokenUsage(source=UsageSource.UNKNOWN)
 
-    def _without_hidden(self, payload: bytes, chunk: _Chunk, *, ends: bool) -> bytes | None:
+    def _without_hidden(self, payload: bytes, chunk: _Chunk) -> bytes | None:
         fields = _decode_raw_object(payload)
         if chunk.usage is not None:
-            is_final = ends or self.has_finish_reason
+            is_final = not chunk.choices or self._are_all_finished
             source = UsageSource.FINAL if is_final else UsageSource.CUMULATIVE
             counted = _read_usage(chunk.usage, source)
             if source is UsageSource.FINAL:

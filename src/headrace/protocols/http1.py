@@ -70,7 +70,7 @@ class RequestReader:
         self._parser: Any = httptools.HttpRequestParser(self)
         self._failure: HeadraceError | None = None
         self._messages = 0
-        self._sound_host = b""
+        self._sound_host: bytes | None = None
         self.body_bytes = 0
         self.is_idle = True
         self._reset()

@@ -261,6 +261,16 @@ class TenantStore:
                 for digest, tenant, key_id, expires_s in rows
             }
 
+    def revision(self) -> int:
+        """Grows with every change of a tenant or key; what `key_ring` read last is `ring_revision`."""
+        with self._reading() as connection:
+            return _revision(connection)
+
+    @property
+    def ring_revision(self) -> int:
+        """The revision of the last `key_ring`, 0 before it."""
+        return self._seen or 0
+
     def changed(self) -> bool:
         """Whether a tenant or a key has changed, here or in another process, since the last `key_ring`. Cheap."""
         with self._reading() as connection:
