@@ -20,7 +20,7 @@ from headrace.control.api import AdminServer, admin_token
 from headrace.control.launchers import ProcessLauncher
 from headrace.control.reconciler import Reconciler
 from headrace.control.replica import EngineSpec
-from headrace.control.status import ReplicaStatus
+from headrace.control.status import ReplicaStatus, announcement
 from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError
@@ -79,12 +79,13 @@ class Service:
         self._port = 0
         self._stop = asyncio.Event()
         self._was_ready = False
-        self._seen: dict[str, tuple[ReplicaState, int]] = {}
+        self._seen: dict[tuple[str, str], tuple[ReplicaState, int]] = {}  # by replica and model
         self._deployments: dict[str, Deployment] = {}
         stream: LineStream = RotatingFile(log_to) if log_to is not None else sys.stderr
         self._log = Log(stream, self._clock)
         capture_strays(self._log)
         self._metrics = Metrics()
+        self._failed_commits = 0  # written by the ledger's thread alone
         self._ledger = Ledger(data / sqlite.DATABASE_NAME, clock=self._clock, on_failure=self._ledger_failed)
         self._ledger.start()
         self._tenants = tenants.open_tenants(data, clock=self._clock)
@@ -92,6 +93,7 @@ class Service:
         self._auth.replace(self._tenants.key_ring(_default_limits(config)))
         self._keys_revision = self._tenants.ring_revision
         self._gateway = self._build_gateway()
+        self._engines = frozenset(model.name for model in models)
         self._reconciler = self._build_reconciler(models)
         self._admin = self._build_admin()
 
@@ -295,10 +297,13 @@ class Service:
         ):
             if gauge in status.gauges:
                 family.labels(*labels).set(status.gauges[gauge])
-        if self._seen.get(status.replica) == (status.state, status.generation):
+        key = (status.replica, status.deployment)
+        if self._seen.get(key) == (status.state, status.generation):
             return
-        self._seen[status.replica] = (status.state, status.generation)
+        self._seen[key] = (status.state, status.generation)
         self._replica_changed(status)
+        if line := announcement(status, is_ours=status.deployment in self._engines):
+            self._tell(line)
 
     def _replica_changed(self, status: ReplicaStatus) -> None:
         facts: dict[str, Any] = {
@@ -321,21 +326,11 @@ class Service:
                     self._metrics.replica_cold_start_seconds.labels(
                         status.deployment, status.replica, stage.removesuffix("_s")
                     ).set(seconds)
-                words = (
-                    ""
-                    if cold is None
-                    else (
-                        f" after {cold.total_s:.2f} s (launch {cold.launch_s:.2f}, load {cold.load_s:.2f}, first answer {cold.warm_s:.2f})"
-                    )
-                )
-                self._tell(f"ready        {status.deployment}{words}")
                 self._first_ready()
             case ReplicaState.FAILED:
                 self._log.event("replica.failed", **facts, reason=status.reason, restarts=status.restarts)
-                self._tell(f"failed       {status.deployment}: {status.reason}")
             case ReplicaState.PENDING if status.reason:
                 self._log.event("replica.lost", **facts, reason=status.reason, restarts=status.restarts)
-                self._tell(f"lost         {status.deployment}: {status.reason}; starting it again")
             case _:
                 pass
 
@@ -360,6 +355,7 @@ class Service:
         )
 
     def _ledger_failed(self, message: str) -> None:
+        self._failed_commits += 1
         self._metrics.ledger_failures.labels().add()
         self._log.event("ledger.failing", error=message, backlog=self._ledger.backlog)
 
@@ -434,12 +430,18 @@ class Service:
                     "replicas": replicas[name],
                 }
                 for name, deployment in self._deployments.items()
+            ]
+            # Servers that have never answered, so that nobody knows what they offer.
+            + [
+                {"model": None, "tasks": [], "revision": "", "ready": 0, "queued": 0, "replicas": unknown}
+                for name, unknown in replicas.items()
+                if name not in self._deployments
             ],
             "keys": {"count": self._auth.key_count, "revision": self._keys_revision},
             "ledger": {
                 "backlog": self._ledger.backlog,
                 "committed": self._ledger.committed,
-                "failed": self._ledger.failed,
+                "failed": self._failed_commits,
             },
         }
 

@@ -38,7 +38,7 @@ class Edge:
     def is_healthy(self) -> bool:
         return self.service.chat(self.key)[0] == 200
 
-    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+    def ask(self, method: str, path: str, body: bytes | None = None, /, **headers: str) -> Answer:
         """One request with the key on a connection of its own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=30)
         try:

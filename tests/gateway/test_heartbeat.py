@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from tests.gateway.rig import Rig, assert_delivered, error_of, rig, words
+from tests.gateway.rig import Rig, assert_delivered, error_of, read_answer, rig, words
 from tests.support.wire import Exchange
 
 TEXT = words(20)
@@ -56,8 +56,10 @@ def test_the_official_client_does_not_notice_comment_lines(slow: Rig) -> None:
 def test_after_a_comment_line_a_failure_is_still_tried_elsewhere(slow: Rig) -> None:
     """A comment is nothing of the answer: the promise to retry holds, and no text comes twice."""
     slow.engines[0].set_faults(f"{SLOW}, error_first:503")
-    answers = [slow.ask() for _ in range(6)]
-    for answer in answers:
+    connections = [slow.open() for _ in range(12)]
+    answers = [read_answer(connection) for connection in connections]
+    for connection, answer in zip(connections, answers, strict=True):
+        connection.close()
         assert_delivered(answer, text=TEXT)
         assert comments(answer) >= 1
     assert 2 in {len(slow.executions(answer)) for answer in answers}

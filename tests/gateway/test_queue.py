@@ -17,6 +17,7 @@ from tests.gateway.rig import (
     words,
 )
 from tests.support.provider import wait_until
+from tests.support.wire import Exchange
 
 QUEUE_MAX = 20
 TEXT = words(20)
@@ -139,7 +140,7 @@ def test_a_replica_never_runs_more_than_its_slots_whatever_becomes_of_the_reques
     with rig(
         {"slots": 64, "faults": faults}, upstream_slots=slots, config="[request]\nattempts_max = 1\n"
     ) as wide:
-        answers = []
+        answers: list[Exchange] = []
 
         def call() -> None:
             answers.extend(wide.ask() for _ in range(requests_each))

@@ -38,6 +38,11 @@ def read(*pieces: bytes, body_bytes_max: int = 1000) -> list[object]:
     return sink.seen
 
 
+def feed_all(reader: RequestReader, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        reader.feed(piece)
+
+
 GET = b"GET /a?b=c HTTP/1.1\r\nHost: x\r\nX-One: 1\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n3;e=f\r\nhel\r\n2\r\nlo\r\n0\r\nX-T: 1\r\n\r\n"
@@ -73,8 +78,8 @@ def test_no_bytes_raise_anything_but_a_refusal(data: bytes) -> None:
     for start in (b"", GET, POST[:-5], CHUNKED[:70], b"GET / HTTP/1.1\r\n"):
         try:
             read(start + data)
-        except HeadraceError as error:
-            assert error.status in (400, 413)
+        except (InvalidRequest, PayloadTooLarge):
+            pass
 
 
 def test_it_is_idle_between_messages_only() -> None:
@@ -139,8 +144,7 @@ def test_an_unfinished_head_is_bounded() -> None:
     reader = RequestReader(Sink())
     reader.feed(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
     with pytest.raises(InvalidRequest, match="head"):
-        for _ in range(http1.HEAD_BYTES_MAX):
-            reader.feed(b"aa")
+        feed_all(reader, [b"aa"] * http1.HEAD_BYTES_MAX)
 
 
 def test_pipelined_bytes_count_for_their_own_message() -> None:
@@ -158,8 +162,7 @@ def test_framing_is_bounded(piece: bytes) -> None:
         reader = RequestReader(Sink(10**9))
         reader.feed(CHUNKED[: CHUNKED.index(b"3;e")] + start)
         with pytest.raises(InvalidRequest):
-            for _ in range(2 * http1.FRAMING_BYTES_MAX // len(piece)):
-                reader.feed(piece)
+            feed_all(reader, [piece] * (2 * http1.FRAMING_BYTES_MAX // len(piece)))
 
 
 def test_chunks_of_one_byte_are_fine() -> None:

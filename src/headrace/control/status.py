@@ -46,3 +46,28 @@ class ReplicaStatus:
     restarts: int = 0
     cold_start: ColdStart | None = None
     gauges: Mapping[str, float] = field(default_factory=dict)
+
+
+def announcement(status: ReplicaStatus, *, is_ours: bool) -> str | None:
+    """What the person who started the service reads of a change, if anything.
+
+    Args:
+        is_ours: An engine that we start, not a server that others run.
+    """
+    model, where, cold = status.deployment, status.replica, status.cold_start
+    match status.state:
+        case ReplicaState.READY if is_ours and cold is not None:
+            stages = f"launch {cold.launch_s:.2f}, load {cold.load_s:.2f}, first answer {cold.warm_s:.2f}"
+            return f"ready        {model} after {cold.total_s:.2f} s ({stages})"
+        case ReplicaState.READY:
+            return f"ready        {model} at {where}"
+        case ReplicaState.FAILED if is_ours:
+            return f"failed       {model}: {status.reason}"
+        case ReplicaState.PENDING if is_ours and status.reason:
+            return f"lost         {model}: {status.reason}; starting it again"
+        case ReplicaState.FAILED if model:
+            return f"lost         {model} at {where}: {status.reason}; asking again"
+        case ReplicaState.PENDING if status.reason:
+            return f"no answer    {where}: {status.reason}; asking again"
+        case _:
+            return None

@@ -86,6 +86,8 @@ _decode_whole = msgspec.json.Decoder(_Whole).decode
 _decode_raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
+# Any decoder may raise these, also on bytes that another has taken: fields that it doesn't know are hardly looked at.
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class StreamedAnswer:
@@ -139,7 +141,7 @@ class StreamedAnswer:
             return None
         try:
             chunk = _decode_chunk(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except _NOT_JSON as error:
             raise BadAnswer("an event is not a chunk of an answer") from error
         if chunk.error is not None:
             self.fault = fault_of(chunk.error, status=500)
@@ -161,7 +163,10 @@ class StreamedAnswer:
             self._progress = _later(self._progress, counted)
         if chunk.usage is None and not (chunk.timings is not None and self._hides_progress):
             return payload
-        return self._without_hidden(payload, chunk)
+        try:
+            return self._without_hidden(payload, chunk)
+        except _NOT_JSON as error:
+            raise BadAnswer("an event holds what is not JSON") from error
 
     def usage(self, *, prompt_bytes: int) -> TokenUsage:
         """The counts so far, for an attempt that a replica worked on."""
@@ -203,7 +208,7 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
     """
     try:
         whole = _decode_whole(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _NOT_JSON as error:
         raise BadAnswer("the body is not a JSON answer") from error
     if whole.error is not None:
         raise ReportedFault(fault_of(whole.error, status=500))
@@ -213,17 +218,24 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
     if usage is not None and whole.choices and not usage.completion_tokens and output_bytes(body):
         usage = None
     if hides_cached and whole.usage is not None and whole.usage.prompt_tokens_details is not None:
+        body = _without_cached_in(body)
+    return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
+
+
+def _without_cached_in(body: bytes) -> bytes:
+    try:
         fields = _decode_raw_object(body)
         fields["usage"] = _without_cached(fields["usage"])
-        body = _encode(fields)
-    return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
+    except _NOT_JSON as error:
+        raise BadAnswer("the body holds what is not JSON") from error
+    return _encode(fields)
 
 
 def output_bytes(body: bytes) -> int:
     """UTF-8 bytes of the generated text in a whole answer, for an estimate where no usage was reported."""
     try:
         return sum(map(_content_bytes, _decode_chunk(body).choices))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _NOT_JSON:
         return 0  # of another shape than ours: nothing to count is better than no answer
 
 
@@ -244,8 +256,11 @@ class AnswerAssembler:
         self._choices: dict[int, dict[str, Any]] = {}
 
     def take(self, payload: bytes) -> None:
-        """Adds one forwarded event."""
-        chunk = _decode_any(payload)
+        """Adds one forwarded event. Raises BadAnswer."""
+        try:
+            chunk = _decode_any(payload)
+        except _NOT_JSON as error:
+            raise BadAnswer("an event holds what is not JSON") from error
         for choice in chunk.pop("choices", ()):
             target = self._choices.setdefault(choice["index"] if _is_indexed(choice) else 0, {})
             if self._is_chat:
@@ -313,7 +328,7 @@ def fault_of_body(body: bytes, *, status: int) -> UpstreamFault:
     """The fault behind an error status; a body that isn't JSON gives no message."""
     try:
         parsed = _decode_any(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _NOT_JSON:
         return UpstreamFault(status, "")
     inner = parsed.get("error", parsed) if isinstance(parsed, dict) else ""
     fault = fault_of(inner, status=status)
