@@ -33,6 +33,8 @@ SIMILARITY_MIN = 0.45
 DEADLINE_S = 60.0
 CLIENT_MARGIN_S = 5.0  # so that the service's own word about a missed deadline arrives before we hang up
 
+CUT = "the answer was cut on its way; what is shown of it is not whole"
+
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
@@ -122,17 +124,20 @@ def ask_streaming(
         stream_options={"include_usage": True},
     )
     with stream:
-        for event in stream:
-            usage = event.usage or usage
-            for choice in event.choices:
-                finished = finished or choice.finish_reason is not None
-                if choice.delta.content:
-                    if first_token_s is None:
-                        first_token_s = time.monotonic() - started_s
-                    pieces.append(choice.delta.content)
-                    show(choice.delta.content)
+        try:
+            for event in stream:
+                usage = event.usage or usage
+                for choice in event.choices:
+                    finished = finished or choice.finish_reason is not None
+                    if choice.delta.content:
+                        if first_token_s is None:
+                            first_token_s = time.monotonic() - started_s
+                        pieces.append(choice.delta.content)
+                        show(choice.delta.content)
+        except openai.APIConnectionError as error:
+            raise Failure(CUT) from error
     if not finished:
-        raise Failure("the answer was cut on its way; what is shown of it is not whole")
+        raise Failure(CUT)
     request_id = stream.response.headers.get("x-request-id", "")
     return Answer("".join(pieces), request_id, first_token_s, time.monotonic() - started_s, usage)
 

@@ -200,7 +200,7 @@ def test_of_duplicate_keys_the_last_counts_and_is_the_only_one_sent_on(edge: Edg
     assert edge.post(CHAT, reverse).status == 400
 
 
-def test_unknown_fields_pass(edge: Edge) -> None:
+def test_fields_that_we_do_not_know_are_accepted_on_every_endpoint(edge: Edge) -> None:
     extra = {"top_k": 5, "vendor": {"a": [1, 2.5, None, True, "\u2028", 2**63, -(2**63)]}}
     for path, fields in VALID.items():
         assert edge.post(path, {**fields, **extra}).status == 200
@@ -233,7 +233,7 @@ def test_any_object_gets_an_answer_or_an_error_from_the_catalogue(
         assert answer.error["code"] in ("invalid_request", "model_not_found")
 
 
-# T34: sizes
+# How large a body may be (T34)
 
 
 def head(edge: Edge, headers: str) -> bytes:

@@ -67,7 +67,7 @@ def test_who_waits_as_told_is_admitted(per_minute: int, burst: int, pauses: list
         limiter.take(who, now_s=clock.now_s())
 
 
-def test_refusals_cost_nothing() -> None:
+def test_a_refused_request_costs_no_token_of_the_bucket() -> None:
     clock, limiter, who = ManualClock(), TenantLimiter(), caller(per_minute=60, burst=1)
     limiter.take(who, now_s=clock.now_s())
     for _ in range(1000):

@@ -45,9 +45,8 @@ def provoke(edge: Edge) -> None:
         edge.engine.set_faults(fault)
         deadline = {"x-headrace-deadline-ms": "400"} if fault.startswith("ttft") else {}
         for stream in (False, True):
-            edge.post(CHAT, {**PROMPT, "stream": stream}, **HEADERS, **deadline) if not breaks(
-                fault
-            ) else broken(edge, {**PROMPT, "stream": stream})
+            body = {**PROMPT, "stream": stream}
+            edge.service.post(CHAT, body, key=edge.key, headers={**HEADERS, **deadline})
     edge.engine.set_faults("")
     edge.post(COMPLETIONS, {"model": "scripted", "prompt": f"{CANARY}-text", "user": CANARY}, **HEADERS)
     edge.post(EMBEDDINGS, {"model": "scripted", "input": [f"{CANARY}-input"], "user": CANARY}, **HEADERS)
@@ -82,25 +81,6 @@ def provoke(edge: Edge) -> None:
     refused = edge.service.key("spent", requests_per_minute=1, requests_burst=1)
     for _ in range(2):
         Edge(edge.engine, edge.service, refused).post(CHAT, PROMPT, **HEADERS)
-
-
-def breaks(fault: str) -> bool:
-    """Whether the answer is one that http.client calls incomplete."""
-    return fault.partition(":")[0] in (
-        "error_event",
-        "close",
-        "cut",
-        "close_raw",
-        "no_done",
-        "stall",
-        "usage",
-        "garbage",
-        "empty",
-    )
-
-
-def broken(edge: Edge, body: object) -> None:
-    edge.service.post(CHAT, json.dumps(body).encode(), key=edge.key, headers=HEADERS)
 
 
 def dump(database: Path) -> str:

@@ -136,10 +136,24 @@ def test_an_answer_on_its_way_to_a_slow_reader_arrives_whole() -> None:
         connection.close()
 
 
+def test_a_second_signal_does_not_wait_for_a_slow_reader() -> None:
+    with running_edge(faults="json_huge:6000000") as edge:
+        connection = begin(edge)
+        edge.engine.wait_for_stats(lambda stats: stats["done"] == 1)
+        wait_until(lambda: edge.service.status()["in_flight"] == 0, what="the request to end")
+        ask_to_stop(edge)
+        asked_s = time.monotonic()
+        edge.service.process.send_signal(signal.SIGTERM)
+        assert edge.service.process.wait(20) == 0
+        assert time.monotonic() - asked_s < 10
+        connection.close()
+
+
 def test_without_work_it_ends_at_once() -> None:
     with running_edge() as edge:
         assert edge.is_healthy()
         asked_s = time.monotonic()
         assert edge.service.stop(limit_s=20) == 0
         assert time.monotonic() - asked_s < 10
-        assert "stopped, nothing cut" in (edge.service.process.stdout or [""]).read()  # type: ignore[union-attr]
+        assert edge.service.process.stdout is not None
+        assert "stopped, nothing cut" in edge.service.process.stdout.read()

@@ -23,6 +23,7 @@ class Assistant:
     def __init__(self, service: Provider) -> None:
         self.service = service
         self.key = service.key("reader")
+        self.default = self.ask()  # one run without options, for all tests that look at it
 
     def ask(
         self, *flags: str, key: str | None = None, base_url: str | None = None
@@ -63,7 +64,7 @@ def line(output: str, label: str) -> str:
 
 
 def test_the_default_question_is_answered_from_an_excerpt_that_is_shown(assistant: Assistant) -> None:
-    done = assistant.ask()
+    done = assistant.default
     assert done.returncode == 0, done.stderr
     assert line(done.stdout, "answer") == "A loan lasts 14 days."
     assert line(done.stdout, "excerpt").startswith('borrowing.md, "How many, and how long"')
@@ -74,7 +75,7 @@ def test_the_default_question_is_answered_from_an_excerpt_that_is_shown(assistan
     ("question", "fact", "source"),
     [
         ("How many tools may a member borrow?", "five", "borrowing.md"),
-        ("Who is the workshop manager?", "Ines Ferrand", "workshop.md"),
+        ("Who is the workshop manager?", "Clara Ferrand", "workshop.md"),
         ("What is the telephone number of the workshop manager?", "555 0142", "workshop.md"),
         ("What does a membership cost?", "24 euros", "membership.md"),
     ],
@@ -88,7 +89,7 @@ def test_questions_that_the_small_model_gets_right(
 
 
 def test_at_temperature_zero_streamed_or_whole_is_the_same_answer_and_usage(assistant: Assistant) -> None:
-    streamed, again, whole = assistant.ask(), assistant.ask(), assistant.ask("--whole")
+    streamed, again, whole = assistant.default, assistant.ask(), assistant.ask("--whole")
     for label in ("answer", "usage"):
         assert line(streamed.stdout, label) == line(again.stdout, label) == line(whole.stdout, label)
     assert "first token after" in line(streamed.stdout, "time")
@@ -96,7 +97,7 @@ def test_at_temperature_zero_streamed_or_whole_is_the_same_answer_and_usage(assi
 
 
 def test_the_request_that_it_names_is_in_the_ledger_with_the_same_usage(assistant: Assistant) -> None:
-    output = assistant.ask().stdout
+    output = assistant.default.stdout
     request_id = line(output, "request")
     record = wait_until(
         lambda: next((r for r in assistant.service.usage() if r["request_id"] == request_id), None),
@@ -118,7 +119,7 @@ def test_what_the_documents_do_not_hold_is_not_put_to_the_model(assistant: Assis
 
 
 def test_it_says_that_this_model_is_mostly_wrong_and_where_better_ones_are(assistant: Assistant) -> None:
-    output = assistant.ask().stdout
+    output = assistant.default.stdout
     assert "is wrong on most questions" in output
     assert "headrace models list" in output
 
@@ -169,7 +170,7 @@ def test_its_readme_shows_what_it_prints(assistant: Assistant) -> None:
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     shown = re.search(r"^```text\n(question .*?)^```", readme, re.DOTALL | re.MULTILINE)
     assert shown
-    assert stable(shown[1]) == stable(assistant.ask().stdout)
+    assert stable(shown[1]) == stable(assistant.default.stdout)
 
 
 def stable(output: str) -> str:

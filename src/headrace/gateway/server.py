@@ -72,6 +72,7 @@ class Gateway:
         self._chance = chance
         self._connections: set[ClientConnection] = set()
         self._is_draining = False
+        self._is_hurried = False
         self._quiet = asyncio.Event()
         self._routes = RouteTable(body_bytes_max=limits.body_bytes_max)
         self.ticked_s = clock.now_s()
@@ -301,7 +302,7 @@ class Gateway:
                 if self.in_progress:
                     await self._quiet.wait()
                 # The end of an answer may still be on its way to a slow reader.
-                while any(c.has_unsent for c in self._connections):  # noqa: ASYNC110 -- transports have no event for it
+                while not self._is_hurried and any(c.has_unsent for c in self._connections):  # noqa: ASYNC110 -- transports have no event for it
                     await asyncio.sleep(FLUSH_CHECK_S)
         except TimeoutError:
             pass
@@ -309,6 +310,7 @@ class Gateway:
 
     def end_drain(self) -> None:
         """Stops waiting: what is still in progress is cut."""
+        self._is_hurried = True
         self._quiet.set()
 
     async def _tick(self) -> None:

@@ -212,14 +212,19 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
         raise BadAnswer("the body is not a JSON answer") from error
     if whole.error is not None:
         raise ReportedFault(fault_of(whole.error, status=500))
-    if whole.choices is None and whole.data is None:
+    has_choices = _is_list(whole.choices)
+    if not has_choices and not _is_list(whole.data):
         raise BadAnswer("the body holds no answer")
     usage = _read_usage(whole.usage, UsageSource.FINAL) if whole.usage is not None else None
-    if usage is not None and whole.choices and not usage.completion_tokens and output_bytes(body):
+    if usage is not None and has_choices and not usage.completion_tokens and output_bytes(body):
         usage = None
     if hides_cached and whole.usage is not None and whole.usage.prompt_tokens_details is not None:
         body = _without_cached_in(body)
     return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
+
+
+def _is_list(raw: msgspec.Raw) -> bool:
+    return memoryview(raw)[:1].tobytes() == b"["
 
 
 def _without_cached_in(body: bytes) -> bytes:
@@ -393,7 +398,7 @@ def _credible(prompt: int, completion: int, cached: int, source: UsageSource) ->
 
 
 def _without_cached(raw: msgspec.Raw) -> msgspec.Raw:
+    """The usage, which was read as an object before, without what it says about the cache."""
     usage = _decode_any(raw)
-    if isinstance(usage, dict):
-        usage.pop("prompt_tokens_details", None)
+    usage.pop("prompt_tokens_details", None)
     return msgspec.Raw(_encode(usage))

@@ -1,0 +1,71 @@
+"""What does the person read who starts a service, and is it true?"""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headrace.control.status import ColdStart, ReplicaStatus, announcement
+from headrace.core.fleet import ReplicaState
+from headrace.core.ids import ReplicaId
+from tests.support.provider import Provider, provider
+
+NOBODY = "http://127.0.0.1:9"  # the discard port: closed everywhere but in museums
+
+
+def next_line(service: Provider) -> str:
+    assert service.process.stdout is not None
+    return service.process.stdout.readline().rstrip("\n")
+
+
+@pytest.mark.slow
+def test_the_command_for_a_first_key_makes_one_as_it_stands(tmp_path: Path) -> None:
+    """And a server that doesn't answer is named on the terminal and in the status, though its models are unknown."""
+    with provider(upstreams=[NOBODY], data=tmp_path / "data", ready=False) as service:
+        label, _, command = next_line(service).partition("make one with: ")
+        assert label == "no key yet   "
+        made = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=30, check=True)
+        assert service.get("/v1/models", key=made.stdout.strip())[0] == 200
+
+        assert next_line(service).startswith("no answer    127.0.0.1:9: no connection")
+        rows = service.status()["deployments"]
+        assert [replica["id"] for row in rows for replica in row["replicas"]] == ["127.0.0.1:9"]
+        assert "127.0.0.1:9" in service.cli("status").stdout
+
+
+@pytest.mark.slow
+def test_no_key_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with provider(upstreams=[NOBODY], data=data, ready=False) as service:
+        service.key()
+        service.stop()
+    with provider(upstreams=[NOBODY], data=data, ready=False) as service:
+        assert next_line(service).startswith("no answer")
+
+
+@pytest.mark.parametrize(
+    ("state", "model", "reason", "is_ours", "line"),
+    [
+        (ReplicaState.READY, "chat", "", True, "ready        chat after 0.75 s (launch 0.10, load 0.45, first answer 0.20)"),
+        (ReplicaState.READY, "chat", "", False, "ready        chat at host:1"),
+        (ReplicaState.PENDING, "chat", "killed by signal 9", True, "lost         chat: killed by signal 9; starting it again"),
+        (ReplicaState.PENDING, "", "no connection", False, "no answer    host:1: no connection; asking again"),
+        (ReplicaState.FAILED, "chat", "no such file", True, "failed       chat: no such file"),
+        (ReplicaState.FAILED, "chat", "no connection", False, "lost         chat at host:1: no connection; asking again"),
+        (ReplicaState.FAILED, "", "no connection", False, None),
+        (ReplicaState.STARTING, "chat", "", True, None),
+    ],
+)  # fmt: skip
+def test_a_change_is_told_in_one_line_and_only_if_it_matters(
+    state: ReplicaState, model: str, reason: str, is_ours: bool, line: str | None
+) -> None:
+    status = ReplicaStatus(
+        deployment=model,
+        replica=ReplicaId("host:1"),
+        generation=0,
+        state=state,
+        reason=reason,
+        cold_start=ColdStart(0.1, 0.45, 0.2) if is_ours else None,
+    )
+    assert announcement(status, is_ours=is_ours) == line
