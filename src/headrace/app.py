@@ -26,6 +26,7 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica, ReplicaState
 from headrace.core.tenant import TenantLimits
+from headrace.engines.outbox import Outbox
 from headrace.gateway.attempt import AttemptLimits
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.dispatch import Dispatch
@@ -139,8 +140,10 @@ class Service:
         dispatcher = Dispatcher(
             queue_length_max=config.admission.queue_length_max, health=rules, chance=self._chance
         )
+        outbox = Outbox()
         return Gateway(
             auth=self._auth,
+            outbox=outbox,
             dispatch=Dispatch(
                 dispatcher,
                 TenantLimiter(),
@@ -153,6 +156,7 @@ class Service:
                 limits=AttemptLimits(
                     request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
                 ),
+                outbox=outbox,
                 metrics=self._metrics,
                 log=self._log,
                 clock=clock,

@@ -5,33 +5,41 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.provider import Provider, provider, wait_until
 
 from headrace.control.status import ColdStart, ReplicaStatus, announcement
 from headrace.core.fleet import ReplicaState
 from headrace.core.ids import ReplicaId
-from tests.support.provider import Provider, provider
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: closed everywhere but in museums
 
 
-def next_line(service: Provider) -> str:
+def lines_until(service: Provider, label: str) -> list[str]:
+    """All that it printed, up to the line with that label; a server's state may be told before the ports are."""
     assert service.process.stdout is not None
-    return service.process.stdout.readline().rstrip("\n")
+    lines = service.started.splitlines()
+    while not any(line.startswith(label) for line in lines):
+        line = service.process.stdout.readline()
+        assert line, f"it ended without a line `{label}`: {lines}"
+        lines.append(line.rstrip("\n"))
+    return lines
 
 
 @pytest.mark.slow
 def test_the_command_for_a_first_key_makes_one_as_it_stands(tmp_path: Path) -> None:
     """And a server that doesn't answer is named on the terminal and in the status, though its models are unknown."""
     with provider(upstreams=[NOBODY], data=tmp_path / "data", ready=False) as service:
-        label, _, command = next_line(service).partition("make one with: ")
-        assert label == "no key yet   "
+        command = lines_until(service, "no key yet")[-1].removeprefix("no key yet   make one with: ")
         made = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=30, check=True)
         assert service.get("/v1/models", key=made.stdout.strip())[0] == 200
-
-        assert next_line(service).startswith("no answer    127.0.0.1:9: no connection")
+        wait_until(lambda: service.status()["deployments"], what="the server to be in the status")
         rows = service.status()["deployments"]
         assert [replica["id"] for row in rows for replica in row["replicas"]] == ["127.0.0.1:9"]
         assert "127.0.0.1:9" in service.cli("status").stdout
+        assert service.stop() == 0
+        assert service.process.stdout is not None
+        told = service.started + service.process.stdout.read()
+        assert "no answer    127.0.0.1:9: no connection" in told
 
 
 @pytest.mark.slow
@@ -41,7 +49,9 @@ def test_no_key_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
         service.key()
         service.stop()
     with provider(upstreams=[NOBODY], data=data, ready=False) as service:
-        assert next_line(service).startswith("no answer")
+        assert service.stop() == 0
+        assert service.process.stdout is not None
+        assert "no key yet" not in service.started + service.process.stdout.read()
 
 
 @pytest.mark.parametrize(

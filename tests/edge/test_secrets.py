@@ -45,8 +45,8 @@ def provoke(edge: Edge) -> None:
         edge.engine.set_faults(fault)
         deadline = {"x-headrace-deadline-ms": "400"} if fault.startswith("ttft") else {}
         for stream in (False, True):
-            body = {**PROMPT, "stream": stream}
-            edge.service.post(CHAT, body, key=edge.key, headers={**HEADERS, **deadline})
+            asked = {**PROMPT, "stream": stream}
+            edge.service.post(CHAT, asked, key=edge.key, headers={**HEADERS, **deadline})
     edge.engine.set_faults("")
     edge.post(COMPLETIONS, {"model": "scripted", "prompt": f"{CANARY}-text", "user": CANARY}, **HEADERS)
     edge.post(EMBEDDINGS, {"model": "scripted", "input": [f"{CANARY}-input"], "user": CANARY}, **HEADERS)

@@ -99,6 +99,7 @@ def test_a_caller_that_only_closes_its_sending_half_has_left(solo: Rig) -> None:
         solo.engine.wait_for_stats(lambda now: now["aborted"] == before["aborted"] + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("events", [0, 1, TOKENS])
 def test_a_tenant_s_count_of_requests_in_progress_returns_to_zero(solo: Rig, events: int) -> None:
     """T5: after forty cancelled requests a tenant with room for four still has room for four."""

@@ -82,6 +82,7 @@ def test_a_bad_request_names_its_field(client: openai.OpenAI) -> None:
     assert (caught.value.param, caught.value.code) == ("max_tokens", "invalid_request")
 
 
+@pytest.mark.slow
 def test_a_spent_limit_is_a_rate_limit_error_that_says_when_to_come_back(solo: Rig) -> None:
     key = solo.provider.key("hasty", requests_per_minute=1, requests_burst=1)
     with openai.OpenAI(base_url=solo.provider.url, api_key=key, max_retries=0) as client:

@@ -133,6 +133,7 @@ def test_a_full_queue_refuses_with_503_and_says_when_to_come_back(narrow: Rig, s
     assert narrow.engine.stats()["requests"] == before["requests"] + 1
 
 
+@pytest.mark.slow
 def test_a_replica_never_runs_more_than_its_slots_whatever_becomes_of_the_requests() -> None:
     """Ten times more callers than slots; a third of their requests fails, in four ways."""
     slots, callers, requests_each = 4, 40, 5

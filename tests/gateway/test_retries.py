@@ -47,6 +47,7 @@ def test_a_dead_replica_of_three_costs_no_request() -> None:
         assert 0 < retries <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_when_every_replica_fails_the_load_on_them_grows_by_a_fifth_at_most(stream: bool) -> None:
     """T18: the budget without its floor, so that the bound is exact."""
@@ -101,6 +102,7 @@ def test_the_only_replica_s_retry_after_is_passed_on(solo: Rig, stream: bool) ->
     assert solo.provider.metric("headrace_replica_ejected") == 0
 
 
+@pytest.mark.slow
 def test_a_replica_that_closes_idle_connections_costs_no_request(solo: Rig) -> None:
     """REPORTS 58: calls spaced around the moment that the engine closes."""
     solo.set_faults("keepalive_close:4")

@@ -202,6 +202,7 @@ def test_a_deadline_before_the_first_byte_is_504_and_the_engine_is_stopped(solo:
     assert solo.record(answer).reason == "deadline_exceeded"
 
 
+@pytest.mark.slow
 def test_a_deadline_inside_a_stream_is_an_error_event_and_the_engine_is_stopped(solo: Rig) -> None:
     solo.set_faults("stall:5")
     before = solo.engine.stats()

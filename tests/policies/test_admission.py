@@ -80,7 +80,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.is_full == (len(self.waiting) >= LENGTH_MAX)
 
 
-QueueMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
 TestTheQueueAgainstASortedList = pytest.mark.slow(QueueMachine.TestCase)
 
 

@@ -218,7 +218,7 @@ class Machine(RuleBasedStateMachine):
         assert all(self.dispatcher.queue_length(model) == 0 for model in MODELS)
 
 
-Machine.TestCase.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=250, stateful_step_count=40)
 TestAnyOrderOfEvents = pytest.mark.slow(Machine.TestCase)
 
 

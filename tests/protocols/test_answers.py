@@ -1,49 +1,23 @@
 """What is counted, hidden and forwarded of an answer does not depend on how the engine cut it."""
 
 import json
-from itertools import pairwise
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.protocols.chunks import TEXT, choice, chunk, pieces, usage_of
 
 from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
 from headrace.protocols import answers, sse
 
 raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
-TEXT = st.text(max_size=30)
 # Where a text is handed over in a chunk; each of these is output that the caller pays for.
 CARRIERS = ("content", "reasoning_content", "reasoning", "refusal", "text", "arguments", "name")
 PROMPT_BYTES = 40
-
-
-def pieces(text: str, chance: Random) -> list[str]:
-    """The text cut anywhere, sometimes with empty pieces."""
-    places = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(5)))
-    bounds = [0, *places, len(text)]
-    return [text[begin:end] for begin, end in pairwise(bounds)]
-
-
-def choice(carrier: str, text: str, *, finish: str | None = None, index: int = 0) -> dict[str, Any]:
-    if carrier == "text":
-        return {"index": index, "text": text, "finish_reason": finish}
-    delta: dict[str, Any] = {carrier: text}
-    if carrier in ("arguments", "name"):
-        delta = {"tool_calls": [{"index": 0, "function": {carrier: text}}]}
-    return {"index": index, "delta": delta, "finish_reason": finish}
-
-
-def chunk(*choices: dict[str, Any], **fields: Any) -> bytes:
-    return json.dumps({"id": "x", "choices": list(choices), **fields}).encode()
-
-
-def usage_of(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
-    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    return {"prompt_tokens": prompt, "completion_tokens": completion, **details}
 
 
 def reading(
@@ -90,6 +64,7 @@ def can_be_true(report: tuple[int, int, int | None] | None, *, has_text: bool) -
 
 
 @given(running=REPORT, final=REPORT, has_text=st.booleans(), is_by_timings=st.booleans())
+@example(running=(5, 7, None), final=(5, 0, None), has_text=True, is_by_timings=True)
 def test_the_best_count_that_can_be_true_is_taken(
     running: tuple[int, int, int | None] | None,
     final: tuple[int, int, int | None] | None,
@@ -333,248 +308,3 @@ def test_an_error_under_a_status_of_success_is_an_error() -> None:
     with pytest.raises(answers.ReportedFault) as reported:
         answers.read_whole(b'{"choices": [], "error": {"message": "no", "code": 400}}', hides_cached=True)
     assert reported.value.fault == answers.UpstreamFault(400, "no")
-
-
-# Assembling
-
-CALL = st.fixed_dictionaries(
-    {
-        "id": st.sampled_from(["call_1", "call_2"]),
-        "type": st.just("function"),
-        "function": st.fixed_dictionaries({"name": st.sampled_from(["f", "get_weather"]), "arguments": TEXT}),
-    }
-)
-LOGPROB = st.fixed_dictionaries({"token": TEXT, "logprob": st.integers(-9, 0), "top_logprobs": st.just([])})
-MESSAGE = st.fixed_dictionaries(
-    {"role": st.just("assistant"), "content": TEXT},
-    optional={
-        "reasoning_content": TEXT,
-        "tool_calls": st.lists(CALL, min_size=1, max_size=3),
-        "x_unknown": TEXT,
-    },
-)
-CHOICE = st.fixed_dictionaries(
-    {"message": MESSAGE, "finish_reason": st.sampled_from(["stop", "length", "tool_calls"])},
-    optional={
-        "logprobs": st.fixed_dictionaries({"content": st.lists(LOGPROB, max_size=5)}),
-        "x_number": st.integers(),
-    },
-)
-
-
-def deltas(message: dict[str, Any], chance: Random) -> list[dict[str, Any]]:
-    """The message as an engine streams it: the role first, then its texts and calls in pieces."""
-    cut: list[dict[str, Any]] = [{"role": message["role"], "content": None}]
-    for name in ("reasoning_content", "content", "x_unknown"):
-        if name in message:
-            cut += [{name: piece} for piece in pieces(message[name], chance)]
-    for index, call in enumerate(message.get("tool_calls", ())):
-        function = call["function"]
-        start = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
-        cut.append({"tool_calls": [start]})
-        for piece in pieces(function["arguments"], chance):
-            cut.append({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    return cut
-
-
-def stream_of(whole: dict[str, Any], chance: Random) -> list[bytes]:
-    """The events of the whole answer, the choices in turns by chance."""
-    head = {key: whole[key] for key in whole if key not in ("choices", "usage")}
-    queues: list[list[dict[str, Any]]] = []
-    for number, part in enumerate(whole["choices"]):
-        parts: list[dict[str, Any]] = [
-            {"index": number, "delta": delta, "finish_reason": None}
-            for delta in deltas(part["message"], chance)
-        ]
-        for token in part.get("logprobs", {}).get("content", ()):
-            chance.choice(parts[1:]).setdefault("logprobs", {"content": []})
-            holder = [p for p in parts if "logprobs" in p][-1]
-            holder["logprobs"]["content"].append(token)
-        last = {"index": number, "delta": {}, "finish_reason": part["finish_reason"]}
-        if "logprobs" in part:
-            last["logprobs"] = {"content": []}
-        queues.append([*parts, last | {key: part[key] for key in part if key.startswith("x_")}])
-    events = []
-    while any(queues):
-        queue = chance.choice([queue for queue in queues if queue])
-        events.append(json.dumps({**head, "choices": [queue.pop(0)]}).encode())
-    return [*events, json.dumps({**head, "choices": [], "usage": whole["usage"]}).encode()]
-
-
-@given(choices=st.lists(CHOICE, min_size=1, max_size=3), seed=st.integers(0, 2**32))
-def test_a_stream_assembled_is_the_whole_answer(choices: list[dict[str, Any]], seed: int) -> None:
-    """T38: several choices, parallel calls with arguments split anywhere, log-probabilities, unknown fields."""
-    whole = {
-        "id": "chatcmpl-1",
-        "created": 5,
-        "model": "m",
-        "system_fingerprint": "fp",
-        "x_unknown": {"a": [1]},
-        "object": "chat.completion",
-        "choices": [{"index": index, **part} for index, part in enumerate(choices)],
-        "usage": usage_of(5, 5),
-    }
-    assembler = answers.AnswerAssembler(is_chat=True)
-    for event in stream_of(whole, Random(seed)):
-        assembler.take(event)
-    assert json.loads(assembler.body()) == whole
-
-
-@given(text=TEXT, seed=st.integers(0, 2**32))
-def test_a_stream_of_text_assembled_is_the_whole_text(text: str, seed: int) -> None:
-    cut = pieces(text, Random(seed))
-    assembler = answers.AnswerAssembler(is_chat=False)
-    for position, piece in enumerate(cut):
-        logprobs = {"tokens": [piece], "top_logprobs": [None], "text_offset": [position]}
-        assembler.take(chunk({"index": 0, "text": piece, "logprobs": logprobs, "finish_reason": None}))
-    assembler.take(chunk({"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}))
-    assembled = json.loads(assembler.body())
-    assert assembled["object"] == "text_completion"
-    assert assembled["choices"] == [
-        {
-            "index": 0,
-            "text": text,
-            "logprobs": {
-                "tokens": cut,
-                "top_logprobs": [None] * len(cut),
-                "text_offset": list(range(len(cut))),
-            },
-            "finish_reason": "stop",
-        }
-    ]
-
-
-def test_arguments_split_at_every_byte_join_to_what_they_were() -> None:
-    """T38."""
-    arguments = json.dumps({"city": "\u00dcrümqi \U0001f600", "days": [1, 2]}, ensure_ascii=False)
-    for place in range(len(arguments) + 1):
-        assembler = answers.AnswerAssembler(is_chat=True)
-        for piece in (arguments[:place], arguments[place:]):
-            assembler.take(chunk(choice("arguments", piece)))
-        (call,) = json.loads(assembler.body())["choices"][0]["message"]["tool_calls"]
-        assert call == {"function": {"arguments": arguments}}
-
-
-@pytest.mark.parametrize(
-    "delta",
-    [
-        {"tool_calls": [{"index": [0]}, {"index": 1}]},
-        {"tool_calls": ["text", {"index": 0}]},
-        {"tool_calls": [{"index": 0}, {"index": "1"}]},
-        {"content": None},
-        None,
-    ],
-)
-def test_parts_of_an_odd_shape_are_kept_and_break_nothing(delta: Any) -> None:
-    """T36: what is not indexed can't be merged, and is passed on as it came."""
-    assembler = answers.AnswerAssembler(is_chat=True)
-    for _ in range(2):
-        assembler.take(chunk({"delta": delta, "index": None}))
-    message = json.loads(assembler.body())["choices"][0]["message"]
-    assert message["content"] is None
-    assert len(message.get("tool_calls", [])) == (4 if delta and "tool_calls" in delta else 0)
-
-
-# Faults
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        ("plain text", (500, "plain text")),
-        ({"message": "m"}, (500, "m")),
-        ({"message": "m", "code": 429}, (429, "m")),
-        ({"message": "m", "code": "404"}, (404, "m")),
-        ({"message": "m", "code": "context_length_exceeded"}, (500, "m")),
-        ({"message": "m", "code": 200}, (500, "m")),
-        ({"message": "m", "code": 600}, (500, "m")),
-        ({"message": "m", "code": True}, (500, "m")),
-        ({"message": "m", "code": "9" * 5000}, (500, "m")),
-        ({"message": {"deep": 1}}, (500, "")),
-        ({}, (500, "")),
-        ([1], (500, "")),
-        (5, (500, "")),
-    ],
-)
-def test_an_error_object_of_any_shape_gives_a_status_and_a_message(
-    error: Any, expected: tuple[int, str]
-) -> None:
-    """T36."""
-    assert answers.fault_of(error, status=500) == answers.UpstreamFault(*expected)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b'{"error": {"message": "m", "code": 400}}', "m"),
-        (b'{"error": "m"}', "m"),
-        (b'{"message": "m", "code": 400}', "m"),
-        (b'{"detail": "m"}', ""),
-        (b'["m"]', ""),
-        (b'"m"', ""),
-        (b"<html>m</html>", ""),
-        (b"\xff", ""),
-        (b"[" * 100_000, ""),
-        (b"", ""),
-    ],
-)
-def test_the_status_of_an_error_response_holds_whatever_its_body_says(body: bytes, message: str) -> None:
-    """T36."""
-    assert answers.fault_of_body(body, status=502) == answers.UpstreamFault(502, message)
-
-
-SECRETS = st.sampled_from(
-    [
-        "0x7f3a9c001234",
-        "http://10.0.0.5:8080/v1/chat?key=sk-1",
-        "grpc://engine-3.internal",
-        "10.1.2.3",
-        "192.168.0.17:8000",
-        "[::1]:8000",
-        "[fe80::1]",
-        "localhost:8080",
-        "engine-3.internal:50051",
-        "/usr/lib/python3/site-packages/engine.py",
-        "/models/llama.gguf",
-    ]
-)
-WORD = st.text(alphabet="abcxyz ,.'()", max_size=12)
-
-
-@given(words=st.lists(st.tuples(WORD, SECRETS), min_size=1, max_size=8), last=WORD)
-def test_addresses_urls_and_paths_are_taken_out_of_an_engines_message(
-    words: list[tuple[str, str]], last: str
-) -> None:
-    """T36, T47: an engine's words may name machines and files that are nobody's business."""
-    text = " ".join(f"{word} {secret} " for word, secret in words) + last
-    safe = answers.safe_message(text)
-    assert not any(secret in safe for _, secret in words)
-    assert "[...]" in safe
-
-
-@given(text=st.text(max_size=3000))
-def test_a_message_is_short_and_printable(text: str) -> None:
-    """T45: no control characters, no line ends, no escape sequences."""
-    safe = answers.safe_message(text + "\r\n\x1b[31m\u2028\x00")
-    assert len(safe) <= answers.MESSAGE_MAX
-    assert safe.isprintable()
-    assert safe == safe.strip()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "max_tokens must be at least 1, got 0",
-        "This model's maximum context length is 4096 tokens: 5000 were given (4500 and/or 500).",
-        "field 'messages[0].content' is missing; see line 3:14",
-        "temperature 0.5 and top_p 1.0 can't both be set",
-    ],
-)
-def test_words_for_the_caller_stay_as_they_are(text: str) -> None:
-    assert answers.safe_message(text) == text
-
-
-def test_a_hostile_message_is_cleaned_in_no_time() -> None:
-    """No pattern here may need more than a pass: 100,000 characters of what each of them begins with."""
-    for text in ("a.a-" * 25_000, "/" * 100_000, "1." * 50_000, "[:" * 50_000, "a:/" * 33_000):
-        assert len(answers.safe_message(text)) <= answers.MESSAGE_MAX

@@ -91,7 +91,7 @@ def test_a_cut_at_any_two_offsets_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=1_000)
 @given(stream=STREAM, seed=st.integers(0, 2**32))
 @example(stream=b"\n\ndata: a\n\n", seed=1)
 def test_ten_thousand_cuttings_of_any_streams_read_as_the_standard_says(stream: bytes, seed: int) -> None:

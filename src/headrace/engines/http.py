@@ -11,6 +11,7 @@ import httptools
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import Replica
+from headrace.engines.outbox import Outbox
 
 HEAD_BYTES_MAX = 64 * 1024
 # Below the keep-alive of common servers (uvicorn: 5 s), so that we rarely send on a connection they are closing.
@@ -53,6 +54,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: Any = None
         self._sink: ResponseSink | None = None
         self._is_exchanging = False
+        self._payload = b""
         self._linger: asyncio.TimerHandle | None = None
         self._headers: Headers = []
         self._head_bytes = 0
@@ -70,7 +72,13 @@ class UpstreamConnection(asyncio.Protocol):
         self.has_answered = self._has_head = False
         self._headers = []
         self._head_bytes = 0
-        self._transport.write(payload)
+        self._payload = payload
+        self._client.outbox.add(self)
+
+    def flush(self) -> None:
+        if self._payload and self._transport is not None:
+            self._transport.write(self._payload)
+        self._payload = b""
 
     def abort(self) -> None:
         """Drops the exchange and the connection: for the replica the caller has gone."""
@@ -188,8 +196,18 @@ class ReplicaClient:
     """The connections to one replica. `_idle` holds those waiting for work, `_all` every open one, at most a little over
     the replica's slots because a connection carries one exchange."""
 
-    def __init__(self, replica: Replica, *, clock: Clock, connect_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        outbox: Outbox,
+        tasks: asyncio.TaskGroup,
+        clock: Clock,
+        connect_timeout_s: float = 5.0,
+    ) -> None:
+        self.outbox = outbox
         self._replica = replica
+        self._tasks = tasks
         self._clock = clock
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UpstreamConnection] = deque()
@@ -228,13 +246,30 @@ class ReplicaClient:
         return None
 
     async def connect(self) -> UpstreamConnection:
-        """A new connection. Raises OSError or TimeoutError."""
-        async with asyncio.timeout(self._connect_timeout_s):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: UpstreamConnection(self), self._replica.host, self._replica.port
-            )
+        """A new connection. Raises OSError or TimeoutError. One that comes after its caller has left serves others."""
+        made: asyncio.Future[UpstreamConnection] = asyncio.get_running_loop().create_future()
+        self._tasks.create_task(self._open(made))
+        try:
+            return await made
+        except asyncio.CancelledError:
+            made.cancel()
+            raise
+
+    async def _open(self, made: "asyncio.Future[UpstreamConnection]") -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: UpstreamConnection(self), self._replica.host, self._replica.port
+                )
+        except (OSError, TimeoutError) as error:
+            if not made.done():
+                made.set_exception(error)
+            return
         self._all.add(connection)
-        return connection
+        if made.done():
+            self.keep(connection)
+        else:
+            made.set_result(connection)
 
     def close(self) -> None:
         """Closes idle connections now and the others when their exchange ends."""

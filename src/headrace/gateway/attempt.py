@@ -19,11 +19,14 @@ from headrace.engines.http import Headers, UpstreamConnection, header
 from headrace.gateway.connection import Call
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.usage import AttemptEnd
+from headrace.gateway.walk import Signal
 from headrace.protocols import answers, sse
 from headrace.telemetry.families import Distribution
 
 WHOLE_BYTES_MAX = 32 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
+# Attempts are looked at four times a second; limits below two looks need a timer.
+EXACT_BELOW_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,11 @@ class Attempt:
         self._limits = limits
         self._itl = itl
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self._is_streamed = wire.is_streamed(request, replica)
         self._started_s = clock.now_s()
-        self._ended: asyncio.Future[None] | None = None
+        self._ended: Signal | None = None
         self._connection: UpstreamConnection | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._usage: TokenUsage | None = None
         self._output_bytes = 0
         self._was_sent = False
@@ -94,21 +96,18 @@ class Attempt:
                     is_chat=self._request.endpoint is Endpoint.CHAT_COMPLETIONS
                 )
 
-    def exchange(self, connection: UpstreamConnection, payload: bytes) -> asyncio.Future[None]:
+    def exchange(self, connection: UpstreamConnection, payload: bytes) -> Signal:
         """Sends; await what is returned for the end. Then `outcome` holds, unless `is_stale_connection` asks for another go."""
         self.is_stale_connection = False
-        ended = self._ended = self._loop.create_future()
+        ended = self._ended = Signal()
         self._connection = connection
         self._call.on_pause(self)
         self._was_sent = True
         connection.send(payload, self)
-        self._schedule_look(self._clock.now_s())
         return ended
 
     def start_again(self) -> None:
         """The connection was stale: nothing was received, and nothing counts."""
-        if self._watch is not None:
-            self._watch.cancel()
         self._receive()
 
     def fail(self, outcome: AttemptOutcome, error: HeadraceError | None = None) -> None:
@@ -117,8 +116,8 @@ class Attempt:
 
     def close(self) -> AttemptEnd:
         """Lets go of the connection and sums up; called exactly once, however the attempt ended."""
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._call.on_pause(None)
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -274,40 +273,47 @@ class Attempt:
     @property
     def _is_over(self) -> bool:
         """Whether the exchange has its outcome: what else the replica sends is nobody's."""
-        return self._ended is None or self._ended.done()
+        return self._ended is None or self._ended.is_set
 
     def _end(self, outcome: AttemptOutcome) -> None:
-        if self._ended is None or self._ended.done():
+        """The last word: the walk goes on before this returns."""
+        if self._ended is None or self._ended.is_set:
             return
         self.outcome = outcome
-        self._ended.set_result(None)
+        self._ended.set()
+
+    def watch(self, now_s: float) -> None:
+        """Called as it starts and then at every tick: ends what has waited too long.
+
+        A limit that falls before the next tick but one gets a timer of its own, so it is met to the millisecond; a timer
+        for every attempt would cost more than all else that an attempt does.
+        """
+        if self._is_over or self._timer is not None:
+            return
+        due_s = self._due_s()
+        if due_s - now_s < EXACT_BELOW_S:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, due_s - now_s) + 0.001, self._look)
 
     def _look(self) -> None:
-        """The one timer of an attempt: deadline, silence of the replica, silence of the caller."""
+        self._timer = None
         now_s = self._clock.now_s()
-        if now_s >= self._request.deadline_s:
+        if now_s < self._due_s():
+            self.watch(now_s)  # there was a sign of life meanwhile
+        elif now_s >= self._request.deadline_s:
             self._end(AttemptOutcome.DEADLINE)
         elif self._call.is_paused:
-            if now_s - self._call.paused_since_s >= self._limits.write_stall_limit_s:
-                self._call.abort()
-            else:
-                self._schedule_look(now_s)
-        elif now_s >= self._silence_ends_s():
+            self._call.abort()
+        else:
             self._end(AttemptOutcome.STALLED)
-        else:
-            self._schedule_look(now_s)
 
-    def _schedule_look(self, now_s: float) -> None:
-        limits = self._limits
+    def _due_s(self) -> float:
+        """When it will have waited too long: for the whole answer, for its caller, or for the replica's next event."""
         if self._call.is_paused:
-            due_s = self._call.paused_since_s + limits.write_stall_limit_s
+            limit_s = self._call.paused_since_s + self._limits.write_stall_limit_s
         else:
-            # The first event and a pause start clocks of their own without moving the timer, so it may not sleep past them.
-            due_s = min(
-                self._silence_ends_s(), now_s + limits.stall_limit_s, now_s + limits.write_stall_limit_s
-            )
-        due_s = min(due_s, self._request.deadline_s)
-        self._watch = self._loop.call_later(max(0.0, due_s - now_s) + 0.001, self._look)
+            limit_s = self._silence_ends_s()
+        return min(limit_s, self._request.deadline_s)
 
     def _silence_ends_s(self) -> float:
         """A whole answer may take until the deadline to begin: it is only sent when all of it is there."""

@@ -1,6 +1,6 @@
 """What happens on one client connection? Bytes in, calls out, in order; sizes, times and the close are watched here.
 
-The walk (gateway/server.py) is a coroutine that one task per connection runs for each call; a caller that leaves cancels it.
+The walk (gateway/server.py) is a coroutine that runs for each call in its turn; a caller that leaves cancels it.
 """
 
 import asyncio
@@ -11,7 +11,9 @@ from headrace.core.clock import Clock
 from headrace.core.errors import BodyTooSlow, HeadraceError
 from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal
+from headrace.engines.outbox import Outbox
 from headrace.gateway.routes import Route
+from headrace.gateway.walk import Walk
 from headrace.protocols import http1, openai
 
 WRITE_BUFFER_MAX = 256 * 1024
@@ -31,6 +33,7 @@ class ConnectionOwner(Protocol):
     """What a connection needs of the gateway."""
 
     clock: Clock
+    outbox: Outbox
     header_timeout_s: float
     idle_timeout_s: float
     body_bytes_per_s_min: int
@@ -138,7 +141,7 @@ class Call:
             connection.keeps_alive = False  # HTTP/1.0: the body ends with the connection
         framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         end = b"\r\n" if connection.keeps_alive else b"connection: close\r\n\r\n"
-        connection.hold(
+        connection.write(
             b"%b%bx-request-id: %b\r\n%b%b%b"
             % (http1.STATUS_LINES[200], _STREAM_HEADERS, self.request_id.encode(), headers, framing, end)
         )
@@ -178,16 +181,16 @@ class _Refusal:
 class ClientConnection(asyncio.Protocol):
     """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow."""
 
-    def __init__(self, owner: ConnectionOwner, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
-        self._tasks = tasks
         self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._walk: Walk | None = None
         self._reader = http1.RequestReader(self)
         self._turns: deque[Call | _Refusal] = deque()
-        self._arrival: asyncio.Future[None] | None = None
         self._is_busy = False
-        self._held = b""
+        self._is_advancing = False
+        self._is_done = False  # nothing more is answered
+        self._unsent: list[bytes] = []
         self._head: http1.RequestHead | None = None
         self._route: Route | None = None
         self._principal: Principal | None = None
@@ -210,7 +213,6 @@ class ClientConnection(asyncio.Protocol):
             return
         transport.set_write_buffer_limits(high=WRITE_BUFFER_MAX)
         self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
-        self._task = self._tasks.create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
         if self._discardable is not None:
@@ -239,8 +241,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.keeps_alive = False
-        if self._task is not None:
-            self._task.cancel()
+        self._is_done = True
+        self.cut()
         self._owner.closed(self)
 
     def pause_writing(self) -> None:
@@ -264,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
 
     def body_awaited(self) -> None:
         if not self._turns and not self._is_busy and self._transport is not None:
-            self._transport.write(http1.CONTINUE)
+            self.write(http1.CONTINUE)
 
     def request_received(self, body: bytes) -> None:
         assert self._head is not None
@@ -277,17 +279,16 @@ class ClientConnection(asyncio.Protocol):
 
     # Called by calls, in their turn.
 
-    def hold(self, data: bytes) -> None:
-        """Keeps bytes back to send them together with the next."""
-        self._held += data
-
     def write(self, data: bytes) -> None:
-        if self._transport is None:
-            return
-        if self._held:
-            data = self._held + data
-            self._held = b""
-        self._transport.write(data)
+        """Sends with all else that is written in this turn of the loop."""
+        if not self._unsent:
+            self._owner.outbox.add(self)
+        self._unsent.append(data)
+
+    def flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     # Called by the gateway.
 
@@ -336,36 +337,51 @@ class ClientConnection(asyncio.Protocol):
     @property
     def has_unsent(self) -> bool:
         """Whether bytes of an answer still wait for the caller to take them."""
-        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+        return self._transport is not None and (
+            bool(self._unsent) or self._transport.get_write_buffer_size() > 0
+        )
 
-    async def _serve(self) -> None:
-        """Answers turn by turn until the connection is done."""
-        while True:
-            if not self._turns:
-                self._arrival = asyncio.get_running_loop().create_future()
-                await self._arrival
-            turn = self._turns.popleft()
-            if isinstance(turn, _Refusal):
-                self._answer_refusal(turn)
-                return
-            self._is_busy = True
-            self.keeps_alive = self.keeps_alive and turn.head.keeps_alive
-            await self._owner.handle(turn)
-            self._is_busy = False
-            self.watcher = None
-            self._limit_s = self._owner.clock.now_s() + self._owner.idle_timeout_s
-            if self._transport is None:
-                return
-            if not self.keeps_alive:
-                self._transport.close()
-                return
-            if len(self._turns) == PIPELINE_MAX and not self._transport.is_closing():
-                self._transport.resume_reading()
+    def cut(self) -> None:
+        """Ends the call in progress, because the time to drain is over."""
+        if self._walk is not None:
+            self._walk.cancel()
 
     def _take_turn(self, turn: Call | _Refusal) -> None:
         self._turns.append(turn)
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Answers turn by turn; a call that ends before its walk first waits must not nest the next one in it."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        while self._turns and not self._is_busy and not self._is_done:
+            turn = self._turns.popleft()
+            if isinstance(turn, _Refusal):
+                self._is_done = True
+                self._answer_refusal(turn)
+            else:
+                self._is_busy = True
+                self.keeps_alive = self.keeps_alive and turn.head.keeps_alive
+                self._walk = Walk(self._owner.handle(turn), on_end=self._turn_ended)
+                self._walk.start()
+        self._is_advancing = False
+
+    def _turn_ended(self) -> None:
+        self._is_busy = False
+        self._walk = self.watcher = None
+        self._limit_s = self._owner.clock.now_s() + self._owner.idle_timeout_s
+        transport = self._transport
+        if transport is None:
+            return
+        if not self.keeps_alive:
+            self._is_done = True
+            self.flush()
+            transport.close()
+            return
+        if len(self._turns) == PIPELINE_MAX and not transport.is_closing():
+            transport.resume_reading()
+        self._advance()
 
     def _refuse(self, error: HeadraceError) -> None:
         """Answers in its turn, and reads no more than a little of what still comes."""
@@ -394,6 +410,7 @@ class ClientConnection(asyncio.Protocol):
         # Closing with unread bytes in the socket would reset the connection and lose the refusal; so the sender gets a
         # moment to read it and to stop.
         self._limit_s = self._owner.clock.now_s() + LINGER_S
+        self.flush()
         if self._transport.can_write_eof():
             self._transport.write_eof()
 

@@ -105,13 +105,14 @@ class Dispatch:
 
     async def _wait(self, ticket: Ticket) -> None:
         """Waits until the ticket runs. Raises when its time in the queue or its deadline is over, or its model is gone."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiters[ticket] = waiter
         now_s = self._clock.now_s()
         time_left_s = ticket.deadline_s - now_s
+        timer = loop.call_later(min(self._queue_wait_max_s, time_left_s), _time_out, waiter)
         try:
-            async with asyncio.timeout(min(self._queue_wait_max_s, time_left_s)):
-                await waiter
+            await waiter
         except TimeoutError:
             # A slot may have come in the very moment that the time ran out: then it counts as in time.
             if ticket.load is None:
@@ -131,6 +132,7 @@ class Dispatch:
                 self._dispatcher.leave(ticket, now_s=self._clock.now_s())
             raise
         finally:
+            timer.cancel()
             del self._waiters[ticket]
 
     def _perform(self, actions: list[Action]) -> None:
@@ -149,6 +151,11 @@ class Dispatch:
         if ticket.deadline_s <= self._clock.now_s():
             return DeadlineExceeded("the deadline passed while the request waited for a free slot")
         return NoReadyReplica("the model is no longer offered", retry_after_s=5.0)
+
+
+def _time_out(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
 
 
 class Slot:

@@ -11,6 +11,7 @@ from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import RequestId, request_id
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal
+from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.connection import Call, ClientConnection
 from headrace.gateway.delivery import Delivery
@@ -51,6 +52,7 @@ class Gateway:
         upstream: Upstream,
         usage: UsageCloser,
         limits: PortLimits,
+        outbox: Outbox,
         accepts_work: Callable[[], bool],
         metrics: Metrics,
         log: Log,
@@ -62,6 +64,7 @@ class Gateway:
         self.upstream = upstream
         self.usage = usage
         self.clock = clock
+        self.outbox = outbox
         self.header_timeout_s = limits.header_timeout_s
         self.idle_timeout_s = limits.idle_timeout_s
         self.body_bytes_per_s_min = limits.body_bytes_per_s_min
@@ -279,16 +282,19 @@ class Gateway:
     async def serve(self, host: str, port: int, *, opened: Callable[[int], None]) -> None:
         """Listens until cancelled. `opened` gets the real port. Raises OSError if the address is taken.
 
-        One task for each connection, all owned by the group here; a tick four times a second watches the slow ones.
+        A tick four times a second watches what is slow.
         """
         async with asyncio.TaskGroup() as tasks:
+            self.upstream.open(tasks)
             server = await asyncio.get_running_loop().create_server(
-                lambda: ClientConnection(self, tasks), host, port, backlog=1024
+                lambda: ClientConnection(self), host, port, backlog=1024
             )
             try:
                 opened(server.sockets[0].getsockname()[1])
                 await self._tick()
             finally:
+                for connection in list(self._connections):
+                    connection.cut()
                 server.close()
                 self.upstream.close()
 
@@ -321,6 +327,7 @@ class Gateway:
             now_s = self.clock.now_s()
             self.ticked_s = now_s
             self._metrics.event_loop_lag_seconds.labels().set(max(0.0, now_s - before_s - TICK_S))
+            self.upstream.tick(now_s)
             self.dispatch.wake()
             self._log.tick()
             if now_s >= check_due_s:

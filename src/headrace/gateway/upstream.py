@@ -1,5 +1,6 @@
 """The attempt loop: send to a replica, watch it, and decide with policies/retry.py whether another may try."""
 
+import asyncio
 from dataclasses import dataclass
 
 from headrace.core.clock import Clock
@@ -9,6 +10,7 @@ from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
 from headrace.engines import wire
 from headrace.engines.http import ReplicaClient, UpstreamConnection
+from headrace.engines.outbox import Outbox
 from headrace.gateway.attempt import Attempt, AttemptLimits
 from headrace.gateway.connection import Call
 from headrace.gateway.delivery import Delivery
@@ -33,15 +35,34 @@ class Upstream:
     """Runs attempts. Owner of the connection pools, one per replica and generation."""
 
     def __init__(
-        self, *, rules: RetryRules, limits: AttemptLimits, metrics: Metrics, log: Log, clock: Clock
+        self,
+        *,
+        rules: RetryRules,
+        limits: AttemptLimits,
+        outbox: Outbox,
+        metrics: Metrics,
+        log: Log,
+        clock: Clock,
     ) -> None:
         self._attempts_max = rules.attempts_max
         self._budget = RetryBudget(ratio=rules.ratio, floor_per_s=rules.floor_per_s, now_s=clock.now_s())
         self._limits = limits
+        self._outbox = outbox
         self._metrics = metrics
         self._log = log
         self._clock = clock
         self._clients: dict[ReplicaKey, ReplicaClient] = {}
+        self._attempts: set[Attempt] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Gets the group that owns the tasks which open connections."""
+        self._tasks = tasks
+
+    def tick(self, now_s: float) -> None:
+        """Called four times a second: looks at every attempt in progress."""
+        for attempt in list(self._attempts):
+            attempt.watch(now_s)
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Closes the pools of replicas that are gone."""
@@ -68,9 +89,11 @@ class Upstream:
             attempt = Attempt(
                 request, slot.replica, delivery, call, limits=self._limits, itl=itl, clock=self._clock
             )
+            self._attempts.add(attempt)
             try:
                 await self._send(attempt, request, slot, account.deployment.upstream_model)
             finally:
+                self._attempts.discard(attempt)
                 end = attempt.close()
                 account.attempts.append(end)
                 slot.give_back(end.outcome)
@@ -117,7 +140,9 @@ class Upstream:
                 except (OSError, TimeoutError):
                     attempt.fail(AttemptOutcome.UNREACHABLE)
                     return
-            await attempt.exchange(connection, payload)
+            ended = attempt.exchange(connection, payload)
+            attempt.watch(self._clock.now_s())
+            await ended
             if not attempt.is_stale_connection:
                 return
             attempt.start_again()
@@ -127,7 +152,10 @@ class Upstream:
         key = (replica.id, replica.generation)
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = ReplicaClient(replica, clock=self._clock)
+            assert self._tasks is not None, "requests come after `open`"
+            client = self._clients[key] = ReplicaClient(
+                replica, outbox=self._outbox, tasks=self._tasks, clock=self._clock
+            )
         return client
 
     def _may_retry(self, outcome: AttemptOutcome, delivery: Delivery, *, attempts: int) -> bool:
