@@ -12,8 +12,7 @@ ReplicaId = NewType("ReplicaId", str)
 
 def request_id(chance: Chance, *, wall_s: float) -> RequestId:
     """A UUID version 7 (RFC 9562) in hexadecimal behind `req_`: 48 bits of Unix milliseconds, 74 random bits."""
-    bits = chance.getrandbits(74)
-    value = (
-        (int(wall_s * 1000) << 80) | (0x7 << 76) | ((bits >> 62) << 64) | (0b10 << 62) | (bits & (2**62 - 1))
-    )
-    return RequestId(f"req_{value:032x}")
+    # Two halves of 64 bits: numbers of that size are formatted much faster than one of 128.
+    high = int(wall_s * 1000) << 16 | 0x7000 | chance.getrandbits(12)
+    low = 1 << 63 | chance.getrandbits(62)
+    return RequestId(f"req_{high:016x}{low:016x}")

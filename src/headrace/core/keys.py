@@ -43,7 +43,7 @@ def make(environment: str, *, id_random: bytes, secret_random: bytes) -> str:
 
 
 def is_well_formed(key: bytes) -> bool:
-    """Whether this could be one of our keys: length, prefix and checksum. On the path of every request."""
+    """Whether this could be one of our keys: length, prefix and checksum."""
     return (
         len(key) == KEY_BYTES
         and key[:8] in _PREFIXES
