@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 import uvloop
+
 from benchmarks import machine, rig, table
 from benchmarks.loadgen import Target
-
 from headrace import config
 from headrace.control.launchers import EMBEDDED_ENGINE
 from headrace.core.fleet import Task

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+
 from benchmarks import loadgen, machine, rig, table
 from benchmarks.loadgen import Target, percentile
 

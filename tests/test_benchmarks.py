@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks import gateway, machine
 from tests.support.models import shared_root, shared_store
 

@@ -97,6 +97,14 @@ def test_what_is_not_a_finite_number_is_refused(section: str, key: str, value: f
     assert f"`{section}.{key}` must be a number" in refusal(**{section: {key: value}})
 
 
+@pytest.mark.parametrize("request_section", [{"deadline_s": 3600.5}, {"deadline_max_s": 599.5}])
+def test_a_request_gets_no_longer_by_default_than_it_may_ask_for(request_section: dict[str, float]) -> None:
+    assert "`request.deadline_s` must be at most `request.deadline_max_s`, got " in refusal(
+        request=request_section
+    )
+    assert parse(request={"deadline_s": 5, "deadline_max_s": 5}).request.deadline_s == 5
+
+
 @given(port=st.integers(-10, 70_000), section_key=st.sampled_from(["port", "admin_port"]))
 def test_a_port_is_a_port(port: int, section_key: str) -> None:
     if 0 <= port <= 65535:

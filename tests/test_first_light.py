@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+
 from tests.support.models import shared_root, shared_store
 from tests.support.provider import Provider, provider, wait_until
 

@@ -254,6 +254,11 @@ def _check_ranges(config: Config, *, file: str) -> None:
             raise ConfigError(f"{file}: `{key}` must be a number, got {value}")
         if value < least:
             raise ConfigError(f"{file}: `{key}` must be at least {least}, got {value}")
+    if config.request.deadline_s > config.request.deadline_max_s:
+        raise ConfigError(
+            f"{file}: `request.deadline_s` must be at most `request.deadline_max_s`, "
+            f"got {config.request.deadline_s} and {config.request.deadline_max_s}"
+        )
     for key, port in (("server.port", config.server.port), ("server.admin_port", config.server.admin_port)):
         if not 0 <= port <= 65535:
             raise ConfigError(f"{file}: `{key}` must be between 0 and 65535, got {port}")

@@ -5,11 +5,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.provider import Provider, provider, wait_until
 
 from headrace.control.status import ColdStart, ReplicaStatus, announcement
 from headrace.core.fleet import ReplicaState
 from headrace.core.ids import ReplicaId
+from tests.support.provider import Provider, provider, wait_until
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: closed everywhere but in museums
 

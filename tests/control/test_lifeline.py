@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.control.rig import is_running, until
 
 LIFELINE = [sys.executable, "-m", "headrace.control.lifeline"]

@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from headrace.control.reconciler import Reconciler
+from headrace.control.replica import EngineLimits
+from headrace.core.errors import ConfigError
+from headrace.core.fleet import ReplicaState, Task
+from headrace.policies.restart import RestartPolicy
 from tests.control.rig import (
     Record,
     eventually,
@@ -19,12 +25,6 @@ from tests.control.rig import (
     spec,
     visible_to_others,
 )
-
-from headrace.control.reconciler import Reconciler
-from headrace.control.replica import EngineLimits
-from headrace.core.errors import ConfigError
-from headrace.core.fleet import ReplicaState, Task
-from headrace.policies.restart import RestartPolicy
 
 PENDING, STARTING, WARMING = ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.WARMING
 READY, DRAINING, STOPPED, FAILED = (

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.control.rig import Record, eventually, reconciling
 
 from headrace.control.upstreams import Upstream, UpstreamLimits, tasks_of
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import ReplicaState, Task
+from tests.control.rig import Record, eventually, reconciling
 
 QUICKLY = UpstreamLimits(every_s=0.02, probe_s=0.2)
 

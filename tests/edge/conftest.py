@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from tests.support.http_answers import Answer, answers
 from tests.support.provider import Provider, provider
 from tests.support.scripted import ScriptedEngine, scripted_engine

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from tests.edge.conftest import Edge
 from tests.support.http_answers import answers
 from tests.support.wire import read

@@ -5,11 +5,11 @@ import socket
 from collections.abc import Callable, Iterator
 
 import pytest
+
+from headrace.core import errors
 from tests.edge.conftest import Edge, running_edge
 from tests.support.http_answers import Answer, answers
 from tests.support.wire import read
-
-from headrace.core import errors
 
 CONFIG = """
 [server]

@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-from tests.edge.conftest import Edge
-
 from headrace.core.request import Endpoint
 from headrace.gateway import connection
 from headrace.protocols import http1, openai
+from tests.edge.conftest import Edge
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
 SOURCE = Path(http1.__file__).parents[1]

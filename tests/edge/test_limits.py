@@ -8,14 +8,14 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.edge.conftest import Edge, running_edge
-from tests.support.provider import wait_until
 
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConcurrencyLimited, RateLimited
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.tenant import Principal, TenantLimits
 from headrace.policies.limits import TenantLimiter
+from tests.edge.conftest import Edge, running_edge
+from tests.support.provider import wait_until
 
 # The policy, on a clock of its own
 

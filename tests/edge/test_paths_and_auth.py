@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.edge.conftest import Edge
-from tests.support.provider import wait_until
 
 from headrace.core import keys
 from headrace.core.request import Endpoint
+from tests.edge.conftest import Edge
+from tests.support.provider import wait_until
 
 OPEN = ("/livez", "/readyz")
 KEYED = ("/v1/models", "/v1/models/scripted", *(endpoint.value for endpoint in Endpoint))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.edge.conftest import Edge, running_edge
 
 from headrace.core import keys
+from tests.edge.conftest import Edge, running_edge
 
 CANARY = "canary-7f3a"
 CONFIG = """

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+
 from tests.edge.conftest import Edge, running_edge
 from tests.support.http_answers import answers
 from tests.support.provider import wait_until

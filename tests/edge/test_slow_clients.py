@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from tests.edge.conftest import Edge, running_edge
 from tests.support.http_answers import answers
 from tests.support.provider import wait_until

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.rig import Record, eventually, is_running, parent_of, reconciling, until
-from tests.support.models import shared_store
 
 from headrace.control.launchers import ProcessLauncher
 from headrace.control.replica import EngineSpec
 from headrace.core.fleet import Replica, ReplicaState, Task
 from headrace.engines.fetch import Response, fetch
 from headrace.policies.restart import RestartPolicy
+from tests.control.rig import Record, eventually, is_running, parent_of, reconciling, until
+from tests.support.models import shared_store
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 

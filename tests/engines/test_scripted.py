@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.support.scripted import ScriptedEngine, scripted_engine
-from tests.support.wire import Exchange, exchange, post, read
 
 from headrace.core.usage import estimate_tokens
+from tests.support.scripted import ScriptedEngine, scripted_engine
+from tests.support.wire import Exchange, exchange, post, read
 
 CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n\r\n0\r\n\r\n"

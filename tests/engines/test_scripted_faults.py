@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.scripted import ScriptedEngine, scripted_engine
-from tests.support.wire import Exchange, exchange, post, read
 
 from headrace.core.errors import ConfigError
 from headrace.engines import scripted_faults
 from headrace.engines.scripted_faults import FAULTS, Kind, Scope, Script
+from tests.support.scripted import ScriptedEngine, scripted_engine
+from tests.support.wire import Exchange, exchange, post, read
 
 CHAT = "/v1/chat/completions"
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "scripted-engine.md"

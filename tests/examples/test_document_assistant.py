@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.support.models import shared_root, shared_store
 from tests.support.provider import Provider, provider, wait_until
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from tests.gateway.rig import Rig, rig
 
 PAIR_CONFIG = """

@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import openai
+
+from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.stores.usage_report import UsageReport
 from tests.support import wire
 from tests.support.provider import Provider, provider, wait_until
 from tests.support.scripted import ScriptedEngine, scripted_engine
 from tests.support.wire import Exchange
-
-from headrace.core.usage import ExecutionRecord, UsageRecord
-from headrace.stores.usage_report import UsageReport
 
 CHAT = "/v1/chat/completions"
 NO_LIMITS = "[tenant_defaults]\nrequests_per_minute = 0\nconcurrency_max = 0\n"

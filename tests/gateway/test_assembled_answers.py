@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tests.gateway.rig import CHAT, Rig, error_of, rig
 
 CALL: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}

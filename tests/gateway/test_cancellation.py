@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+
 from tests.gateway.rig import Rig, assert_delivered, read_answer, read_events, words
 from tests.support.provider import wait_until
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+
 from tests.gateway.rig import Rig, assert_delivered, error_of, read_answer, rig, words
 from tests.support.wire import Exchange
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+
 from tests.gateway.rig import Rig, words
 
 TEXT = words(20)

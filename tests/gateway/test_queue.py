@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from tests.gateway.rig import (
     Rig,
     assert_delivered,

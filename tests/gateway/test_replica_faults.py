@@ -5,6 +5,7 @@ import socket
 import time
 
 import pytest
+
 from tests.gateway.rig import (
     Rig,
     assert_broken,

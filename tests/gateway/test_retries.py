@@ -5,6 +5,7 @@ import random
 import time
 
 import pytest
+
 from tests.gateway.rig import Rig, assert_delivered, error_of, header, request_id, rig, words
 from tests.support.provider import wait_until
 

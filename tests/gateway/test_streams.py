@@ -5,6 +5,8 @@ import time
 from typing import Any
 
 import pytest
+
+from headrace.engines.scripted_answer import U0085_WORDS, U2028_WORDS, UNICODE_WORDS
 from tests.gateway.rig import (
     Rig,
     assert_broken,
@@ -16,8 +18,6 @@ from tests.gateway.rig import (
     words,
 )
 from tests.support.provider import wait_until
-
-from headrace.engines.scripted_answer import U0085_WORDS, U2028_WORDS, UNICODE_WORDS
 
 TOKENS = 20
 TEXT = words(TOKENS)

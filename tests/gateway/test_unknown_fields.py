@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tests.gateway.plain_server import BIG_NUMBER, MODEL, UNKNOWN, PlainServer, plain_server
 from tests.support.provider import Provider, provider
 

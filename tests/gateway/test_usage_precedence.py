@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tests.gateway.rig import Rig, assert_broken, words
 from tests.support.wire import Exchange
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from tests.gateway.rig import Rig, error_of, header, request_id, words
 
 TEXT = words(20)

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.protocols.chunks import TEXT, choice, chunk, pieces, usage_of
 
 from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
 from headrace.protocols import answers, sse
+from tests.protocols.chunks import TEXT, choice, chunk, pieces, usage_of
 
 raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocols.chunks import TEXT, choice, chunk, pieces, usage_of
 
 from headrace.protocols import answers
+from tests.protocols.chunks import TEXT, choice, chunk, pieces, usage_of
 
 CALL = st.fixed_dictionaries(
     {

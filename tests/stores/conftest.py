@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.file_server import FileServer, file_server
-from tests.support.tiny_models import Heard
 
 from headrace.core.clock import ManualClock
 from headrace.stores.downloads import Patience
 from headrace.stores.registry import ModelStore
+from tests.support.file_server import FileServer, file_server
+from tests.support.tiny_models import Heard
 
 
 @pytest.fixture

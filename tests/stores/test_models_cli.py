@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.tiny_models import tiny_model
 
 from headrace.cli import models
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError
+from tests.support.tiny_models import tiny_model
 
 
 @pytest.fixture

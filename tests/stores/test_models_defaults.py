@@ -8,9 +8,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.support.models import DEFAULTS, shared_store
 
 from headrace.core.fleet import Task
+from tests.support.models import DEFAULTS, shared_store
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -4,12 +4,12 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tests.support.file_server import FileServer
-from tests.support.tiny_models import Heard
 
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.stores import downloads
 from headrace.stores.downloads import Patience
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import Heard
 
 CONTENT = bytes(range(256)) * 1024
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

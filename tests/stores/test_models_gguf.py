@@ -5,10 +5,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.support.tiny_models import tiny_model
 
 from headrace.core.errors import ConfigError
 from headrace.stores import bert_gguf, gguf_file
+from tests.support.tiny_models import tiny_model
 
 WIDTH, INNER, POSITIONS = 4, 8, 16
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ferry", "##s"]

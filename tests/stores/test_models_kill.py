@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.file_server import FileServer
-from tests.support.tiny_models import Heard, tiny_model
 
 from headrace.stores.registry import ModelStore
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import Heard, tiny_model
 
 PULL = """
 import sys

@@ -6,13 +6,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.support.file_server import FileServer
-from tests.support.tiny_models import Heard, tiny_model
 
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.stores import sources
 from headrace.stores.registry import ModelStore
 from headrace.stores.sources import HubSource, PypiSource, UrlSource
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import Heard, tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DIGEST = "ab" * 32

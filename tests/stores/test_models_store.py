@@ -5,8 +5,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.support.file_server import FileServer
-from tests.support.tiny_models import Heard, TinyModel, tiny_model
 
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError, UpstreamError
@@ -15,6 +13,8 @@ from headrace.stores import catalog, objects, sources
 from headrace.stores.catalog import CatalogEntry
 from headrace.stores.objects import HEADROOM_BYTES, ObjectStore
 from headrace.stores.registry import ModelStore
+from tests.support.file_server import FileServer
+from tests.support.tiny_models import Heard, TinyModel, tiny_model
 
 
 def offer(server: FileServer, tiny: TinyModel, *, path: str = "/tiny.gguf") -> str:

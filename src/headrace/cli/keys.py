@@ -246,9 +246,8 @@ def _in_force(arguments: argparse.Namespace, revision: int) -> str:
         try:
             _, answer = status.fetch(data)
         except HeadraceError:
-            return (
-                ""  # what is left of a service that was killed: the next one reads the change when it starts
-            )
+            # What is left of a service that was killed: the next one reads the change when it starts.
+            return ""
         if answer.get("keys", {}).get("revision", 0) >= revision:
             return ", and the running service goes by it"
         time.sleep(0.02)

@@ -54,6 +54,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: Any = None
         self._sink: ResponseSink | None = None
         self._is_exchanging = False
+        self._is_paused = False
         self._payload = b""
         self._linger: asyncio.TimerHandle | None = None
         self._headers: Headers = []
@@ -93,12 +94,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.abort)
 
     def pause(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        if not self.is_closing and not self._is_paused:
+            self._is_paused = True
+            cast(asyncio.Transport, self._transport).pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self.is_closing and self._is_paused:
+            self._is_paused = False
+            cast(asyncio.Transport, self._transport).resume_reading()
 
     @property
     def is_closing(self) -> bool:
@@ -173,7 +176,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._linger.cancel()
             self._linger = None
         if self._parser.should_keep_alive() and not self.is_closing:
-            self.resume()
+            if self._is_paused:
+                self.resume()
             self._client.keep(self)
         else:
             self.close()

@@ -173,7 +173,12 @@ class Engine:
 
     def models(self) -> bytes:
         entries = [
-            {"id": name, "object": "model", "created": scripted_answer.CREATED_S, "owned_by": self.settings.owner}
+            {
+                "id": name,
+                "object": "model",
+                "created": scripted_answer.CREATED_S,
+                "owned_by": self.settings.owner,
+            }
             for name in self.settings.models
         ]
         return msgspec.json.encode({"object": "list", "data": entries})

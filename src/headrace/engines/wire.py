@@ -5,6 +5,9 @@ from headrace.core.request import Endpoint, InferenceRequest
 from headrace.policies.partition import SlotGrant
 from headrace.protocols import openai
 
+# A caller who could name the salt of an engine's prefix cache could look into another's: salts are ours to give.
+SALT = "cache_salt"
+
 
 def is_streamed(request: InferenceRequest, replica: Replica) -> bool:
     """Whether the replica is asked for a stream: because the caller wants one, or because the engine would run a whole
@@ -15,18 +18,27 @@ def is_streamed(request: InferenceRequest, replica: Replica) -> bool:
 
 
 def encode(
-    request: InferenceRequest, replica: Replica, *, upstream_model: str, grant: SlotGrant | None
+    request: InferenceRequest,
+    replica: Replica,
+    *,
+    is_streamed: bool,
+    upstream_model: str,
+    grant: SlotGrant | None,
 ) -> bytes:
     """The body to send.
 
     Usage is always asked for, because the ledger needs it; slot and cache fields are ours, whatever the caller wrote.
     """
     traits = replica.traits
-    if upstream_model == request.model and not is_streamed(request, replica) and not traits.partitions_slots:
+    if (
+        not (is_streamed or traits.partitions_slots or upstream_model != request.model)
+        and SALT not in request.fields
+    ):
         return request.canonical
     fields = dict(request.fields)
     fields["model"] = upstream_model
-    if is_streamed(request, replica):
+    fields.pop(SALT, None)
+    if is_streamed:
         fields["stream"] = True
         if traits.stream_usage:
             options = fields.get("stream_options")

@@ -14,7 +14,6 @@ from headrace.core.fleet import Replica
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
-from headrace.engines import wire
 from headrace.engines.http import Headers, UpstreamConnection, header
 from headrace.gateway.connection import Call
 from headrace.gateway.delivery import Delivery
@@ -23,10 +22,10 @@ from headrace.gateway.walk import Signal
 from headrace.protocols import answers, sse
 from headrace.telemetry.families import Distribution
 
-WHOLE_BYTES_MAX = 32 * 1024 * 1024
-ERROR_BYTES_MAX = 64 * 1024
 # Attempts are looked at four times a second; limits below two looks need a timer.
 EXACT_BELOW_S = 0.5
+WHOLE_BYTES_MAX = 32 * 1024 * 1024
+ERROR_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,11 @@ class AttemptLimits:
     first_event_limit_s: float
     stall_limit_s: float
     write_stall_limit_s: float
+
+    @property
+    def are_short(self) -> bool:
+        """Whether one of them may pass before the next tick."""
+        return min(self.first_event_limit_s, self.stall_limit_s) < 2 * EXACT_BELOW_S
 
 
 class Attempt:
@@ -48,6 +52,7 @@ class Attempt:
         delivery: Delivery,
         call: Call,
         *,
+        is_streamed: bool,
         limits: AttemptLimits,
         itl: Distribution,
         clock: Clock,
@@ -59,7 +64,7 @@ class Attempt:
         self._limits = limits
         self._itl = itl
         self._clock = clock
-        self._is_streamed = wire.is_streamed(request, replica)
+        self._is_streamed = is_streamed
         self._started_s = clock.now_s()
         self._ended: Signal | None = None
         self._connection: UpstreamConnection | None = None
@@ -101,7 +106,7 @@ class Attempt:
         self.is_stale_connection = False
         ended = self._ended = Signal()
         self._connection = connection
-        self._call.on_pause(self)
+        self._call.tell(self)
         self._was_sent = True
         connection.send(payload, self)
         return ended
@@ -118,7 +123,6 @@ class Attempt:
         """Lets go of the connection and sums up; called exactly once, however the attempt ended."""
         if self._timer is not None:
             self._timer.cancel()
-        self._call.on_pause(None)
         connection, self._connection = self._connection, None
         if connection is not None:
             if self.outcome is AttemptOutcome.COMPLETED:
@@ -159,9 +163,8 @@ class Attempt:
             self._end(AttemptOutcome.GARBAGE)
 
     def ended(self) -> None:
-        self._connection = (
-            None  # it is in the pool again, and may serve another attempt before this one is closed
-        )
+        # It is in the pool again, and may serve another attempt before this one is closed.
+        self._connection = None
         if self._is_over:
             return
         if self._answer is not None:

@@ -109,7 +109,8 @@ class Call:
         """Drops the connection at once, whatever is unsent."""
         self._connection.abort()
 
-    def on_pause(self, watcher: "PauseWatcher | None") -> None:
+    def tell(self, watcher: "PauseWatcher") -> None:
+        """Who hears of the caller stopping and resuming to take bytes, until the call ends."""
         self._connection.watcher = watcher
 
     def respond(self, status: int, body: bytes, *, headers: bytes = b"", content_type: bytes = _JSON) -> None:

@@ -34,7 +34,7 @@ class Dispatch:
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
 
     def slot(self, request: InferenceRequest) -> "Slot":
-        """`async with`: waits its turn and holds a slot of a replica; raises OverloadError or DeadlineExceeded."""
+        """`with`: counts the request in and holds a slot of a replica, or a place in the queue. Raises OverloadError."""
         return Slot(self, request)
 
     def publish(self, snapshot: FleetSnapshot) -> None:
@@ -75,18 +75,10 @@ class Dispatch:
             self._limiter.release(request.principal.tenant)
             raise
 
-    async def wait(self, ticket: Ticket, request: InferenceRequest) -> None:
-        """Waits until the ticket runs. Whatever is raised, nothing is held afterwards."""
-        try:
-            await self._wait(ticket)
-        except BaseException:
-            self._limiter.release(request.principal.tenant)
-            raise
-
     async def move(self, ticket: Ticket) -> None:
         """Another replica for a ticket whose attempt failed; waits if it must. Raises OverloadError or DeadlineExceeded."""
         if not self._dispatcher.retry(ticket, now_s=self._clock.now_s()):
-            await self._wait(ticket)
+            await self.wait(ticket)
 
     def give_back(self, ticket: Ticket, outcome: AttemptOutcome) -> None:
         """The attempt has ended; its slot is free for whoever waits."""
@@ -103,7 +95,7 @@ class Dispatch:
             self.give_back(ticket, AttemptOutcome.CANCELLED)
         self._limiter.release(request.principal.tenant)
 
-    async def _wait(self, ticket: Ticket) -> None:
+    async def wait(self, ticket: Ticket) -> None:
         """Waits until the ticket runs. Raises when its time in the queue or its deadline is over, or its model is gone."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
@@ -159,36 +151,41 @@ def _time_out(waiter: "asyncio.Future[None]") -> None:
 
 
 class Slot:
-    """A place on a replica for one request, given back exactly once however the request ends."""
+    """A place on a replica for one request, given back exactly once however the request ends.
 
-    __slots__ = ("_dispatch", "_request", "ticket")
+    Attributes:
+        is_held: Whether a replica is ours; if not, `wait` is next.
+    """
+
+    __slots__ = ("_dispatch", "_request", "is_held", "ticket")
 
     def __init__(self, dispatch: Dispatch, request: InferenceRequest) -> None:
         self._dispatch = dispatch
         self._request = request
+        self.is_held = False
         self.ticket = Ticket(
             model=request.model, partition=request.principal.tenant, deadline_s=request.deadline_s
         )
 
-    async def __aenter__(self) -> "Slot":
-        if not self._dispatch.enter(self.ticket, self._request):
-            await self._dispatch.wait(self.ticket, self._request)
+    def __enter__(self) -> "Slot":
+        self.is_held = self._dispatch.enter(self.ticket, self._request)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._dispatch.leave(self.ticket, self._request)
+
+    async def wait(self) -> None:
+        """Waits in the queue for a replica. Raises OverloadError or DeadlineExceeded."""
+        await self._dispatch.wait(self.ticket)
+        self.is_held = True
 
     @property
     def replica(self) -> Replica:
         load = self.ticket.load
         assert load is not None, "the slot was given back"
         return load.replica
-
-    @property
-    def queue_wait_s(self) -> float:
-        return self.ticket.waited_s
 
     def give_back(self, outcome: AttemptOutcome) -> None:
         """The attempt on this replica has ended; `move` may follow."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, InternalError, InvalidRequest, NoReadyReplica, NotFound
-from headrace.core.fleet import FleetSnapshot
+from headrace.core.fleet import Deployment, FleetSnapshot
 from headrace.core.ids import RequestId, request_id
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal
@@ -98,12 +98,16 @@ class Gateway:
 
     async def _infer(self, call: Call, endpoint: Endpoint) -> None:
         """The walk. Authentication came before the body (`screen`); what is raised before the account opens is a refusal."""
-        request = self._parse(call, endpoint)
-        account = Account(request, self.dispatch.deployment(request.model))
-        delivery = self._delivery(call, request, account)
-        self._begin(request)
+        request, deployment = self._parse(call, endpoint)
+        account = Account(request, deployment)
+        delivery = self._delivery(call, request, deployment)
+        self.in_progress += 1
+        self.streams_open += request.is_streaming
+        slot = self.dispatch.slot(request)
         try:
-            async with self.dispatch.slot(request) as slot:  # limits, admission, balancing
+            with slot:  # limits, admission, balancing
+                if not slot.is_held:
+                    await slot.wait()
                 await self.upstream.run(request, slot, delivery, call, account)
         except HeadraceError as refusal:
             delivery.fail(refusal, is_refusal=True)
@@ -113,11 +117,8 @@ class Gateway:
             raise
         finally:
             self._end(request)
+            account.queue_wait_s = slot.ticket.waited_s
             self.usage.close(account, delivery)
-
-    def _begin(self, request: InferenceRequest) -> None:
-        self.in_progress += 1
-        self.streams_open += request.is_streaming
 
     def _end(self, request: InferenceRequest) -> None:
         self.in_progress -= 1
@@ -133,8 +134,8 @@ class Gateway:
             stopping = NoReadyReplica("this server is stopping", retry_after_s=5.0)
             delivery.fail(stopping, is_refusal=not account.attempts)
 
-    def _parse(self, call: Call, endpoint: Endpoint) -> InferenceRequest:
-        """Bytes to a checked request, or InvalidRequest and ModelNotFound."""
+    def _parse(self, call: Call, endpoint: Endpoint) -> tuple[InferenceRequest, Deployment]:
+        """Bytes to a checked request and the deployment that it names, or InvalidRequest and ModelNotFound."""
         assert call.principal is not None, "inference is never anonymous"
         if self._is_draining or not self._accepts_work():
             raise NoReadyReplica("this server takes no new work now", retry_after_s=5.0)
@@ -143,7 +144,9 @@ class Gateway:
         if endpoint.task not in deployment.tasks:
             raise InvalidRequest(f"the model `{parsed.model}` does not serve {endpoint.value}", param="model")
         openai.check_against(deployment, parsed)
-        return InferenceRequest(
+        asked_ms = call.head.headers.get(b"x-headrace-deadline-ms")
+        time_s = self._limits.deadline_s if asked_ms is None else self._time_s(asked_ms)
+        request = InferenceRequest(
             id=call.request_id,
             principal=call.principal,
             endpoint=endpoint,
@@ -157,20 +160,18 @@ class Gateway:
             choices=parsed.choices,
             arrived_s=call.received_s,
             arrived_wall_s=self.clock.wall_s(),
-            deadline_s=call.received_s + self._time_s(call.head),
+            deadline_s=call.received_s + time_s,
         )
+        return request, deployment
 
-    def _time_s(self, head: http1.RequestHead) -> float:
-        """The time that a request has, from its header or the default."""
-        value = head.headers.get(b"x-headrace-deadline-ms")
-        if value is None:
-            return self._limits.deadline_s
+    def _time_s(self, value: bytes) -> float:
+        """The time that a request asks for in its header."""
         if not value.isdigit() or len(value) > 9 or int(value) == 0:
             raise InvalidRequest("X-Headrace-Deadline-Ms must be a whole number of milliseconds, at least 1")
         return min(self._limits.deadline_max_s, int(value) / 1000.0)
 
-    def _delivery(self, call: Call, request: InferenceRequest, account: Account) -> Delivery:
-        revision = b"x-headrace-model-revision: " + account.deployment.revision.encode() + b"\r\n"
+    def _delivery(self, call: Call, request: InferenceRequest, deployment: Deployment) -> Delivery:
+        revision = b"x-headrace-model-revision: " + deployment.revision.encode() + b"\r\n"
         return Delivery(
             call,
             is_streaming=request.is_streaming,

@@ -21,6 +21,8 @@ from headrace.policies.retry import RetryBudget
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
+LONG_S = 2.0  # a deadline that far away is left to the ticks
+
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
@@ -84,14 +86,29 @@ class Upstream:
         """
         self._budget.request()
         itl = self._metrics.itl_seconds.labels(request.model)
-        account.queue_wait_s = slot.queue_wait_s
         while True:
+            replica = slot.replica
+            is_streamed = wire.is_streamed(request, replica)
             attempt = Attempt(
-                request, slot.replica, delivery, call, limits=self._limits, itl=itl, clock=self._clock
+                request,
+                replica,
+                delivery,
+                call,
+                is_streamed=is_streamed,
+                limits=self._limits,
+                itl=itl,
+                clock=self._clock,
+            )
+            body = wire.encode(
+                request,
+                replica,
+                is_streamed=is_streamed,
+                upstream_model=account.deployment.upstream_model,
+                grant=slot.ticket.grant,
             )
             self._attempts.add(attempt)
             try:
-                await self._send(attempt, request, slot, account.deployment.upstream_model)
+                await self._send(attempt, request, replica, body)
             finally:
                 self._attempts.discard(attempt)
                 end = attempt.close()
@@ -117,20 +134,15 @@ class Upstream:
             try:
                 await slot.move()
             except HeadraceError as no_alternative:
-                account.queue_wait_s = slot.queue_wait_s
                 too_late = isinstance(no_alternative, DeadlineExceeded)
                 delivery.fail(no_alternative if too_late else error, is_refusal=False)
                 return
-            account.queue_wait_s = slot.queue_wait_s
             self._metrics.retries.labels(request.model).add()
 
-    async def _send(
-        self, attempt: Attempt, request: InferenceRequest, slot: Slot, upstream_model: str
-    ) -> None:
+    async def _send(self, attempt: Attempt, request: InferenceRequest, replica: Replica, body: bytes) -> None:
         """One attempt on one replica. A kept-alive connection that turns out dead before its first byte of answer proves
         nothing about the replica (it closed an idle socket): the same attempt goes out again on a fresh one."""
-        client = self._client(slot.replica)
-        body = wire.encode(request, slot.replica, upstream_model=upstream_model, grant=slot.ticket.grant)
+        client = self._client(replica)
         payload = client.payload(request.endpoint, body, request_id=request.id)
         connection: UpstreamConnection | None = client.idle_connection()
         while True:
@@ -141,7 +153,8 @@ class Upstream:
                     attempt.fail(AttemptOutcome.UNREACHABLE)
                     return
             ended = attempt.exchange(connection, payload)
-            attempt.watch(self._clock.now_s())
+            if self._limits.are_short or request.deadline_s - request.arrived_s < LONG_S:
+                attempt.watch(self._clock.now_s())
             await ended
             if not attempt.is_stale_connection:
                 return

@@ -170,9 +170,10 @@ class UsageCloser:
             series.ttft.observe(delivery.first_content_s - request.arrived_s)
         for end in account.attempts:
             self._metrics.attempts.labels(model, end.replica.id, end.outcome).add()
-            series.prompt.add(end.usage.prompt_tokens)
-            series.cached.add(end.usage.cached_tokens)
-            series.completion.add(end.usage.completion_tokens)
+            tokens = end.usage
+            series.prompt.value += tokens.prompt_tokens
+            series.cached.value += tokens.cached_tokens
+            series.completion.value += tokens.completion_tokens
         if outcome is Outcome.REFUSED:
             self._log.event(
                 "request.refused",

@@ -206,7 +206,7 @@ class Dispatcher:
             ejected = load.health.failed(now_s=now_s)
         elif outcome is AttemptOutcome.BUSY:
             ticket.tried = (*ticket.tried, load.key)
-        return ejected, (self._start_waiting(state, now_s) if state is not None else [])
+        return ejected, (self._start_waiting(state, now_s) if state is not None and len(state.queue) else [])
 
     def leave(self, ticket: Ticket, *, now_s: float) -> None:
         """A waiting ticket gives up: its caller left, or its time in the queue is over."""
@@ -278,9 +278,11 @@ class Dispatcher:
         loads = state.loads
         if ticket.tried:
             loads = [load for load in loads if load.key not in ticket.tried]
+        any_ejected = False
         for load in loads:
             load.is_ejected = load.health.ejected_until_s > now_s
-        return balancing.pick(balancing.eligible(loads), chance=self._chance)
+            any_ejected = any_ejected or load.is_ejected
+        return balancing.pick(balancing.eligible(loads) if any_ejected else loads, chance=self._chance)
 
     def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> bool:
         chosen = self._choose(state, ticket, now_s)

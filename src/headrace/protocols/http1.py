@@ -121,11 +121,13 @@ class RequestReader:
         self._head_done = True
         parser, headers = self._parser, self._read_headers()
         version: str = parser.get_http_version()
-        path, _, _ = self._url.partition(b"?")
+        path = self._url.partition(b"?")[0]
         host = headers.get(b"host")
         if version not in ("1.1", "1.0"):
             self._fail(InvalidRequest("only HTTP/1.1 and HTTP/1.0 are spoken here"))
-        if (host is None and version == "1.1") or (host is not None and not self._is_sound_host(host)):
+        if (host is None and version == "1.1") or (
+            host is not None and host != self._sound_host and not self._is_sound_host(host)
+        ):
             self._fail(InvalidRequest("exactly one valid Host header is required"))
         if parser.should_upgrade():
             self._fail(InvalidRequest("protocol upgrades are not supported here"))
@@ -144,7 +146,7 @@ class RequestReader:
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._body_bytes_max:
             self._fail_too_large()
-        if head.expects_continue:
+        if b"expect" in headers and head.expects_continue:
             self._sink.body_awaited()
 
     def on_body(self, data: bytes) -> None:
@@ -160,9 +162,10 @@ class RequestReader:
         self._sink.request_received(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _is_sound_host(self, host: bytes) -> bool:
-        if host != self._sound_host and _HOST.fullmatch(host) is not None:
-            self._sound_host = host  # the next request of the connection says the same
-        return host == self._sound_host
+        if _HOST.fullmatch(host) is None:
+            return False
+        self._sound_host = host  # the next request of the connection says the same
+        return True
 
     def _read_headers(self) -> dict[bytes, bytes]:
         """The headers by lower-case name; of repeated harmless ones the first counts."""

@@ -309,7 +309,7 @@ def _message_bytes(messages: list[Message]) -> int:
     for message in messages:
         content = message.content
         if isinstance(content, str):
-            total += _utf8_bytes(content)
+            total += len(content) if content.isascii() else len(content.encode())
         elif content is not None:
             total += sum(_utf8_bytes(part["text"]) for part in content if isinstance(part.get("text"), str))
     return total
