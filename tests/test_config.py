@@ -221,3 +221,26 @@ def test_the_data_directory_is_the_flag_else_the_environment_else_the_home(
     monkeypatch.setenv("HEADRACE_DATA", "~/elsewhere")
     assert config.data_directory(None) == tmp_path / "elsewhere"
     assert config.data_directory("/flag") == Path("/flag")
+
+
+def test_a_user_without_a_home_must_name_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gets no directory called `~` where the command happened to be run."""
+    for name in ("HOME", "XDG_DATA_HOME", "HEADRACE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 54_321)
+    with pytest.raises(ConfigError, match="no home directory"):
+        config.data_directory(None)
+    with pytest.raises(ConfigError, match="no home directory"):
+        config.data_directory("~/here")
+    assert config.data_directory(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("value", ["", " ", "can ary", "can\nary", "canary\u20ac", "canary\x7f"])
+def test_a_secret_that_no_header_can_carry_is_refused_by_its_name(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T47: and its value isn't repeated."""
+    monkeypatch.setenv("SOME_KEY", value)
+    with pytest.raises(ConfigError, match="SOME_KEY must hold one word") as refused:
+        config.resolve_secret("env:SOME_KEY", key="k")
+    assert "ary" not in refused.value.message

@@ -2,15 +2,13 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
-import fcntl
 import gc
 import json
 import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from headrace.control.replica import EngineSpec
 from headrace.control.status import ReplicaStatus, announcement
 from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica, ReplicaState
 from headrace.core.tenant import TenantLimits
 from headrace.engines.outbox import Outbox
@@ -86,8 +84,13 @@ class Service:
         self._log = Log(stream, self._clock)
         capture_strays(self._log)
         self._metrics = Metrics()
-        self._failed_commits = 0  # written by the ledger's thread alone
-        self._ledger = Ledger(data / sqlite.DATABASE_NAME, clock=self._clock, on_failure=self._ledger_failed)
+        self._ledger_failures = 0  # written by the ledger's thread alone
+        self._ledger = Ledger(
+            data / sqlite.DATABASE_NAME,
+            clock=self._clock,
+            on_failure=self._ledger_failed,
+            on_recovery=lambda outage_s: self._log.event("ledger.recovered", outage_s=outage_s),
+        )
         self._ledger.start()
         self._tenants = tenants.open_tenants(data, clock=self._clock)
         self._auth = Authenticator(tenants.load_pepper(data / tenants.PEPPER_NAME), clock=self._clock)
@@ -99,10 +102,14 @@ class Service:
         self._admin = self._build_admin()
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT, then drains. Raises ConfigError where a port or file can't be had."""
+        """Serves until SIGTERM, SIGINT or a closed terminal (SIGHUP), then drains.
+
+        Raises ConfigError where a port or file can't be had, HeadraceError where usage records were lost at the end.
+        """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked_to_stop)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+                loop.add_signal_handler(number, self._asked_to_stop)
         _calm_the_collector()
         self._log.event(
             "service.starting", version=headrace.__version__, pid=os.getpid(), data=str(self._data)
@@ -130,6 +137,8 @@ class Service:
             "service.stopped", reason="signal", cut=cut, uptime_s=self._clock.now_s() - self._started_s
         )
         self._tell(f"stopped, {cut} requests cut" if cut else "stopped, nothing cut")
+        if lost := self._ledger.backlog:
+            raise HeadraceError(f"{lost} usage records were never written: {self._ledger.failed}")
 
     # Parts.
 
@@ -229,21 +238,31 @@ class Service:
         server = self._config.server
         try:
             await self._gateway.serve(server.host, server.port, opened=self._opened)
-        except OSError as error:
+        except* OSError as errors:
+            if self._port:
+                raise
             raise ConfigError(
-                f"public port {server.host}:{server.port} can't be opened: {error.strerror or error}; "
+                f"public port {server.host}:{server.port} can't be opened: {errors.exceptions[0]}; "
                 "choose another with --port or `server.port`"
-            ) from error
+            ) from None
 
     async def _watch_keys(self) -> None:
-        """Keys and limits changed by a command are in force within a second."""
+        """Keys and limits changed by a command are in force within a second; those that can't be read stay as they are."""
+        was_read = True
         while True:
             await asyncio.sleep(KEY_CHECK_S)
-            if await asyncio.to_thread(self._tenants.changed):
-                ring = await asyncio.to_thread(self._tenants.key_ring, _default_limits(self._config))
-                self._auth.replace(ring)
-                self._keys_revision = self._tenants.ring_revision
-                self._log.event("keys.reloaded", keys=len(ring))
+            try:
+                if await asyncio.to_thread(self._tenants.changed):
+                    ring = await asyncio.to_thread(self._tenants.key_ring, _default_limits(self._config))
+                    self._auth.replace(ring)
+                    self._keys_revision = self._tenants.ring_revision
+                    self._log.event("keys.reloaded", keys=len(ring))
+                was_read = True
+            except Exception as error:  # noqa: BLE001 -- the task's edge: the service outlives its database
+                self._metrics.internal_errors.labels("keys").add()
+                if was_read:
+                    self._log.event("keys.failing", error=f"{type(error).__name__}: {error}")
+                was_read = False
 
     async def _drain(self) -> int:
         server = self._config.server
@@ -359,7 +378,7 @@ class Service:
         )
 
     def _ledger_failed(self, message: str) -> None:
-        self._failed_commits += 1
+        self._ledger_failures += 1
         self._metrics.ledger_failures.labels().add()
         self._log.event("ledger.failing", error=message, backlog=self._ledger.backlog)
 
@@ -445,7 +464,9 @@ class Service:
             "ledger": {
                 "backlog": self._ledger.backlog,
                 "committed": self._ledger.committed,
-                "failed": self._failed_commits,
+                "failed": self._ledger_failures,
+                "rejected": self._ledger.rejected,
+                "duplicates": self._ledger.duplicates,
             },
         }
 
@@ -461,22 +482,3 @@ def _calm_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
-
-
-@contextlib.contextmanager
-def sole_user(data: Path) -> Iterator[None]:
-    """Holds the data directory for one service at a time. Raises ConfigError when another has it."""
-    run_dir = data / "run"
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (run_dir / "lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"data directory {data} can't be used: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{data} is in use by a running service; stop it, or choose another with --data"
-            ) from None
-        yield

@@ -3,6 +3,7 @@
 import difflib
 import math
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from headrace.core.errors import ConfigError
 T = TypeVar("T", bound=msgspec.Struct)
 
 ENV_PREFIX = "HEADRACE_"
+_SECRET = re.compile(r"[!-~]+")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,12 +151,16 @@ def environment(name: str) -> str | None:
 
 
 def data_directory(flag: str | None) -> Path:
-    """Where state lives: the flag, else HEADRACE_DATA, else the user's data home."""
+    """Where state lives: the flag, else HEADRACE_DATA, else the user's data home. Raises ConfigError without a home."""
     chosen = flag or environment("data")
-    if chosen:
+    if not chosen:
+        chosen = os.path.join(os.environ.get("XDG_DATA_HOME") or "~/.local/share", "headrace")
+    try:
         return Path(chosen).expanduser().absolute()
-    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return Path(home) / "headrace"
+    except RuntimeError:
+        raise ConfigError(
+            f"data directory {chosen}: this user has no home directory; name another with --data or HEADRACE_DATA"
+        ) from None
 
 
 def load(path: Path | None) -> Config:
@@ -182,21 +188,28 @@ def parse(raw: dict[str, Any], *, file: str) -> Config:
 
 
 def resolve_secret(reference: str, *, key: str) -> str:
-    """The secret behind `env:NAME` or `file:PATH`. Raises ConfigError that names the reference, never the value."""
+    """The secret behind `env:NAME` or `file:PATH`, one word of printable ASCII, as a header can carry it.
+
+    Raises ConfigError that names the reference, never the value.
+    """
     kind, _, name = reference.partition(":")
     if kind == "env":
         value = os.environ.get(name)
         if value is None:
             raise ConfigError(f"{key}: environment variable {name} is not set")
-        return value.strip()
-    if kind == "file":
+    elif kind == "file":
         try:
-            return Path(name).expanduser().read_text(encoding="utf-8").strip()
+            value = Path(name).expanduser().read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{key}: {name} cannot be read: {error.strerror}") from error
-        except ValueError:
+        except (ValueError, RuntimeError):
             raise ConfigError(f"{key}: {name} is not a text file in UTF-8") from None
-    raise ConfigError(f"{key}: secrets are given by reference, `env:NAME` or `file:PATH`")
+    else:
+        raise ConfigError(f"{key}: secrets are given by reference, `env:NAME` or `file:PATH`")
+    secret = value.strip()
+    if not _SECRET.fullmatch(secret):
+        raise ConfigError(f"{key}: {name} must hold one word of printable ASCII characters")
+    return secret
 
 
 def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, file: str, path: str) -> None:

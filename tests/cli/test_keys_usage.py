@@ -111,7 +111,9 @@ def test_tenants_are_created_changed_and_listed(shell: Shell) -> None:
         ("tenants set acmee --concurrency 1", "did you mean `acme`"),
         ("tenants create acme", "exists already"),
         ("tenants create Acme", "a-z, 0-9"),
-        ("tenants create b --requests-burst 0", "at least 1"),
+        ("tenants create b --requests-burst 0", "from 1"),
+        ("tenants create b --requests-per-minute 99999999999999999999", "from 0 to 1000000000"),
+        ("keys create --tenant acme --name a\udcff", "printable"),
         ("keys list --tenant acne", "did you mean `acme`"),
         ("keys revoke nosuchid", "see `headrace keys list`"),
         ("usage --tenant acne", "did you mean `acme`"),
@@ -207,7 +209,13 @@ def test_single_requests_come_newest_first_with_their_attempts(used: Shell) -> N
 
 
 @pytest.mark.parametrize(
-    "line", ["usage --since yesterday", "usage --limit 0", "keys create --tenant a --expires 30"]
+    "line",
+    [
+        "usage --since yesterday",
+        "usage --limit 0",
+        "keys create --tenant a --expires 30",
+        "keys create --tenant a --expires 999999w",
+    ],
 )
 def test_a_malformed_option_is_refused_with_what_would_be_accepted(
     shell: Shell, capsys: pytest.CaptureFixture[str], line: str
@@ -215,4 +223,4 @@ def test_a_malformed_option_is_refused_with_what_would_be_accepted(
     with pytest.raises(SystemExit) as refused:
         main(line.split())
     assert refused.value.code == 2
-    assert re.search(r"such as|at least 1", capsys.readouterr().err)
+    assert re.search(r"such as|at least 1|longer than", capsys.readouterr().err)

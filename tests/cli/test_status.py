@@ -91,7 +91,7 @@ def test_status_shows_the_service_its_models_and_its_replicas(
     assert lines[0].startswith("headrace 0.1.0, ready, up 3 h 12 min, pid 4711, port 8000, admin 127.0.0.1:")
     assert lines[1:] == [
         "connections 5, in flight 2, queued 1",
-        "usage records: 1842 on disk, 0 waiting, 0 failed commits",
+        "usage records: 1842 on disk, 0 waiting, 0 failures",
         "",
         "MODEL TASKS REVISION READY",
         "small chat 4f6c1f1e90ab 1/1",

@@ -1,6 +1,9 @@
 """What does the person read who starts a service, and is it true?"""
 
 import shlex
+import signal
+import socket
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -9,7 +12,9 @@ import pytest
 from headrace.control.status import ColdStart, ReplicaStatus, announcement
 from headrace.core.fleet import ReplicaState
 from headrace.core.ids import ReplicaId
-from tests.support.provider import Provider, provider, wait_until
+from headrace.stores.sqlite import DATABASE_NAME
+from tests.support.provider import HEADRACE, Provider, provider, wait_until
+from tests.support.scripted import scripted_engine
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: closed everywhere but in museums
 
@@ -52,6 +57,69 @@ def test_no_key_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
         assert service.stop() == 0
         assert service.process.stdout is not None
         assert "no key yet" not in service.started + service.process.stdout.read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--port", "--admin-port"])
+def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ports = {"--port": "0", "--admin-port": "0", option: port}
+        command = [*HEADRACE, "up", "--data", str(tmp_path), "--upstream", NOBODY]
+        command += [word for pair in ports.items() for word in pair]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    assert f"127.0.0.1:{port} can't be opened" in ended.stderr
+    assert f"choose another with {option}" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_service_whose_terminal_is_gone_goes_on_and_stops_in_order(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with scripted_engine() as engine, provider(upstreams=[engine.url], data=tmp_path, ready=False) as service:
+        assert service.process.stdout is not None
+        service.process.stdout.close()  # its next line meets a broken pipe
+        engine.kill()
+        wait_until(lambda: service.status()["deployments"][0]["ready"] == 0, what="the engine to be missed")
+        assert service.stop(number) == 0
+        assert service.log_lines()[-1]["event"] == "service.stopped"
+
+
+@pytest.mark.slow
+def test_keys_that_can_not_be_read_stay_in_force(tmp_path: Path) -> None:
+    """And once they can be read again, what was changed meanwhile is in force."""
+    with provider(upstreams=[NOBODY], data=tmp_path, ready=False) as service:
+        key = service.key()
+        with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+            database.execute("ALTER TABLE api_key RENAME TO gone")
+            database.execute("UPDATE tenancy SET revision = revision + 1")
+        wait_until(
+            lambda: "keys.failing" in [line["event"] for line in service.log_lines()], what="the log line"
+        )
+        assert service.get("/v1/models", key=key)[0] == 200
+        with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+            database.execute("ALTER TABLE gone RENAME TO api_key")
+            database.execute("UPDATE api_key SET revoked_s = 1")
+        database.close()
+        wait_until(lambda: service.get("/v1/models", key=key)[0] == 401, what="the revocation")
+        assert service.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_service_that_loses_usage_records_at_its_end_says_so(tmp_path: Path) -> None:
+    """T29: a ledger that can't be written until the end is no clean exit."""
+    with scripted_engine() as engine, provider(upstreams=[engine.url], data=tmp_path) as service:
+        key = service.key()
+        database = sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)
+        database.execute("BEGIN IMMEDIATE")
+        assert service.chat(key)[0] == 200
+        assert service.stop() == 1
+        database.close()
+        assert service.process.stdout is not None
+        assert "1 usage records were never written" in service.process.stdout.read()
 
 
 @pytest.mark.parametrize(

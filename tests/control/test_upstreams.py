@@ -172,6 +172,54 @@ def test_an_unchanged_fleet_is_not_published_again() -> None:
     asyncio.run(scenario())
 
 
+def test_a_model_that_is_no_longer_listed_is_no_longer_offered() -> None:
+    """Its name stays known, without a replica, and its replica is told to have stopped."""
+
+    async def scenario() -> None:
+        server = Server({"id": "kept"}, {"id": "dropped"})
+        record = Record()
+        async with server.running():
+            async with reconciling(record, upstreams=[upstream(server)], upstream_limits=QUICKLY):
+                await eventually(lambda: record.replicas("dropped"))
+                server.models = [{"id": "kept"}]
+                await eventually(lambda: not record.replicas("dropped"))
+                assert "dropped" in record.snapshots[-1].deployments
+                assert len(record.replicas("kept")) == 1
+                states = {status.deployment: status.state for status in record.statuses}
+                assert states == {"kept": ReplicaState.READY, "dropped": ReplicaState.STOPPED}
+
+    asyncio.run(scenario())
+
+
+def test_a_new_context_is_offered_and_a_new_time_alone_is_not_published() -> None:
+    async def scenario() -> None:
+        server = Server({"id": "model", "max_model_len": 4096, "created": 1})
+        record = Record()
+        async with server.running():
+            async with reconciling(record, upstreams=[upstream(server)], upstream_limits=QUICKLY):
+                await eventually(lambda: record.replicas("model"))
+                versions = len(record.snapshots)
+                server.models = [{"id": "model", "max_model_len": 4096, "created": 2}]
+                seen = server.probes
+                await eventually(lambda: server.probes > seen + 3)
+                assert len(record.snapshots) == versions
+                server.models = [{"id": "model", "max_model_len": 8192, "created": 3}]
+                await eventually(lambda: record.snapshots[-1].deployments["model"].context_tokens == 8192)
+
+    asyncio.run(scenario())
+
+
+def test_a_model_listed_twice_by_one_server_is_one_replica() -> None:
+    async def scenario() -> None:
+        server = Server({"id": "model"}, {"id": "model"})
+        record = Record()
+        async with server.running():
+            async with reconciling(record, upstreams=[upstream(server)], upstream_limits=QUICKLY):
+                assert len(await eventually(lambda: record.replicas("model"))) == 1
+
+    asyncio.run(scenario())
+
+
 def test_the_authorization_is_sent_and_never_shown() -> None:
     async def scenario() -> None:
         server = Server({"id": "model"})
@@ -225,6 +273,10 @@ def test_the_dialect_is_read_from_the_list_of_models(
         "http://user:password@host/v1",
         "http://host/v1?key=value",
         "ftp://host",
+        "http://host:0",
+        "http://a..b:80",
+        "http://host/a b",
+        "http://host/\u20ac",
     ],
 )
 def test_a_url_that_cannot_be_served_is_refused_before_anything_starts(url: str) -> None:

@@ -6,15 +6,20 @@ import re
 from datetime import UTC, datetime
 
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+# What comes of a span must still be a date that people can be shown.
+_LONGEST_S = 100 * 366 * 86_400
 _DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhdw])")
 
 
 def duration_s(text: str) -> float:
-    """Seconds in `90s`, `30m`, `24h`, `30d` or `2w`; an argparse type."""
+    """Seconds in `90s`, `30m`, `24h`, `30d` or `2w`, at most 100 years; an argparse type."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r}: a number and one of s, m, h, d, w, such as 24h")
-    return float(match[1]) * _UNIT_S[match[2]]
+    span_s = float(match[1]) * _UNIT_S[match[2]]
+    if span_s > _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r}: longer than 100 years")
+    return span_s
 
 
 def moment(text: str) -> datetime | float:

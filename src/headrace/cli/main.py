@@ -1,6 +1,7 @@
 """`headrace COMMAND`: finds the command, turns errors into one clear line and an exit status."""
 
 import argparse
+import os
 import sys
 
 import headrace
@@ -29,7 +30,9 @@ def main(argv: list[str]) -> int:
     """Runs one command; returns 0 done, 1 failed, 2 the operator must change something, 130 interrupted."""
     arguments = parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments) or DONE)
+        status = int(arguments.run(arguments) or DONE)
+        print(end="", flush=True)  # what can't be written is told here, not by the interpreter on its way out
+        return status
     except ConfigError as error:
         print(f"headrace: {error}", file=sys.stderr)
         return OPERATOR_MUST_ACT
@@ -37,8 +40,13 @@ def main(argv: list[str]) -> int:
         print(f"headrace: {error.message}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
-        # The reader of a pipe has enough (`headrace usage | head`): not worth a traceback.
-        sys.stderr.close()
+        # The reader of a pipe has enough (`headrace usage | head`): not worth a traceback, now or at the last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except OSError as error:
+        # A full disk, a file that isn't ours: the system's own words are the best there are.
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"headrace: {where}{error.strerror or error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -108,7 +108,7 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
     if ledger:
         lines.append(
             f"usage records: {_shown(ledger.get('committed'))} on disk, "
-            f"{_shown(ledger.get('backlog'))} waiting, {_shown(ledger.get('failed'))} failed commits"
+            f"{_shown(ledger.get('backlog'))} waiting, {_shown(ledger.get('failed'))} failures"
         )
     return lines
 

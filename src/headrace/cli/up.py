@@ -1,6 +1,7 @@
 """`headrace up`: run the provider on this machine."""
 
 import argparse
+import contextlib
 import shlex
 import shutil
 import sys
@@ -14,6 +15,7 @@ from headrace import app, config
 from headrace.cli import common, models
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import Task
+from headrace.stores.directory import sole_user
 from headrace.stores.registry import ModelStore, StoredModel
 
 UPSTREAM_SLOTS = 64
@@ -56,7 +58,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int | None:
     settings = _settings(arguments)
     data = config.data_directory(arguments.data)
-    with app.sole_user(data):
+    with sole_user(data):
         stored = _models(settings, data)
         log = _option(arguments.log, "log")
         log_to = None if log == "-" else Path(log) if log else data / "logs" / "headrace.log"
@@ -88,7 +90,9 @@ def _make_key(data: str | None) -> str:
 
 
 def _tell(line: str) -> None:
-    print(line, flush=True)
+    # Whoever read this may have gone (`headrace up | head -3`, a closed terminal); the service goes on without.
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 def _first(group: BaseExceptionGroup[ConfigError]) -> BaseException:

@@ -1,6 +1,7 @@
 """Which models do the servers offer that others run, and which of these servers can be reached?"""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from headrace.core.ids import ReplicaId
 from headrace.core.outcome import AttemptOutcome
 from headrace.engines.openai_compatible import dialect_of
 
+_PATH = re.compile(r"[!-~]*")
 EMBEDDING_MARKS = ("embed", "minilm", "bge-", "e5-", "gte-")
 
 
@@ -36,7 +38,8 @@ class Upstream:
         try:
             parts = urlsplit(self.url)
             port = parts.port
-        except ValueError as error:
+            host = (parts.hostname or "").encode("idna").decode("ascii")
+        except ValueError as error:  # also what is no host name
             raise ConfigError(f"upstream {self.url!r}: {error}; {accepted}") from error
         if parts.scheme == "https":
             raise ConfigError(
@@ -47,12 +50,11 @@ class Upstream:
             raise ConfigError(
                 "upstream: a URL must not hold credentials; give the key by reference (api_key)"
             )
-        if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+        is_base = parts.scheme == "http" and host and port != 0 and not parts.query and not parts.fragment
+        if not is_base or not _PATH.fullmatch(parts.path):
             raise ConfigError(f"upstream {self.url!r} is not a base URL; {accepted}")
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return probes.Address(
-            parts.hostname, port or 80, path_prefix=prefix, authorization=self.authorization
-        )
+        return probes.Address(host, port or 80, path_prefix=prefix, authorization=self.authorization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class UpstreamWatch:
         return [self._offer(model) for model in self._models] if self._state is ReplicaState.READY else []
 
     async def _probe(self) -> None:
-        before = self.statuses()
+        before, known = self.statuses(), self._models
         try:
             models = await probes.offered_models(self.address, timeout_s=self._limits.probe_s)
         except UpstreamError as error:
@@ -119,13 +121,28 @@ class UpstreamWatch:
         else:
             self._refusals = 0
             self._reason = ""
-            self._models = models
+            # One that is listed twice has this server's slots once.
+            self._models = tuple({model.id: model for model in models}.values())
             if self._state is ReplicaState.FAILED:
                 self._generation += 1  # perhaps another process: it inherits neither health nor connections
             self._state = ReplicaState.READY
-        for status in self.statuses():
-            if status not in before:
-                self._changed(status)
+        self._tell_changes(before, known)
+
+    def _tell_changes(
+        self, before: tuple[ReplicaStatus, ...], known: tuple[probes.OfferedModel, ...]
+    ) -> None:
+        after = self.statuses()
+        listed = {status.deployment for status in after}
+        changes = [status for status in after if status not in before]
+        changes += [
+            replace(status, state=ReplicaState.STOPPED, reason="no longer listed")
+            for status in before
+            if status.deployment and status.deployment not in listed
+        ]
+        if not changes and [_traits(model) for model in known] != [_traits(model) for model in self._models]:
+            changes = [after[0]]  # the same models, offered otherwise
+        for status in changes:
+            self._changed(status)
 
     def _status(self, model: str) -> ReplicaStatus:
         return ReplicaStatus(
@@ -158,6 +175,11 @@ class UpstreamWatch:
             created_s=model.created_s,
             owner=model.owned_by or "upstream",
         )
+
+
+def _traits(model: probes.OfferedModel) -> tuple[str, str, int]:
+    """All of it but the time, which some servers make up anew for each answer."""
+    return model.id, model.owned_by, model.context_tokens
 
 
 def tasks_of(model: str) -> frozenset[Task]:

@@ -245,7 +245,10 @@ def _transfer(
             while chunk := _read(body, url, got_bytes=done_bytes - had_bytes):
                 if not total_bytes:
                     check_space(CHUNK_BYTES)
-                file.write(chunk)
+                # Unbuffered, so a disk that is almost full takes less than all and says so only at the next write.
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[file.write(rest) :]
                 done_bytes += len(chunk)
                 progress.advance(done_bytes, total_bytes)
     if total_bytes and done_bytes < total_bytes:

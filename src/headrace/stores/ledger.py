@@ -49,7 +49,7 @@ class Ledger:
     """The writing side. `append` belongs to the event loop, everything else may be called from anywhere.
 
     State: `_queue` is filled by `append` and emptied by the writer; `_pending` (taken from the queue, not yet
-    committed), the counters and `_failed` are written by the writer thread only.
+    committed), the counters, `_failed` and `_failed_at_s` are written by the writer thread only.
 
     Args:
         path: The database; made by `start` when it doesn't exist.
@@ -58,6 +58,7 @@ class Ledger:
         queue_max: Records waiting for the disk above which the ledger counts as behind. The gateway then refuses new
             work, so the queue is bounded by this plus the requests that are in progress.
         on_failure: Told once, by the writer thread, when the disk begins to refuse and when a record is set aside.
+        on_recovery: Told, by the writer thread, how many seconds the disk refused, once it takes records again.
         connect: Makes the writer's connection, again after every failure.
     """
 
@@ -70,6 +71,7 @@ class Ledger:
         flush_s: float = 0.02,
         queue_max: int = 10_000,
         on_failure: Callable[[str], None],
+        on_recovery: Callable[[float], None] = lambda outage_s: None,
         connect: Callable[[Path], sqlite3.Connection] = sqlite.connect,
     ) -> None:
         self._path = path
@@ -78,10 +80,12 @@ class Ledger:
         self._flush_s = flush_s
         self._queue_max = queue_max
         self._on_failure = on_failure
+        self._on_recovery = on_recovery
         self._connect = connect
         self._queue: deque[Entry] = deque()
         self._pending: list[Entry] = []
         self._failed: str | None = None
+        self._failed_at_s = 0.0
         self._committed = 0
         self._duplicates = 0
         self._rejected = 0
@@ -155,7 +159,9 @@ class Ledger:
                 if connection is None:
                     connection = self._connect(self._path)
                 self._flush(connection)
-                self._failed = None
+                if self._failed is not None:
+                    self._on_recovery(self._clock.now_s() - self._failed_at_s)
+                    self._failed = None
             except Exception as error:  # noqa: BLE001  (the edge of the thread: the records wait, whatever happened)
                 self._fail(f"{self._path}: {type(error).__name__}: {error}")
                 # After an I/O error only a new connection is sure to see the database as it is.
@@ -173,6 +179,7 @@ class Ledger:
         was_well = self._failed is None
         self._failed = message
         if was_well:
+            self._failed_at_s = self._clock.now_s()
             self._on_failure(message)
 
     def _wait_for_work(self) -> bool:

@@ -24,6 +24,8 @@ from headrace.stores import sqlite
 
 PEPPER_NAME = "pepper"
 _PEPPER_BYTES = 32
+_LIMIT_MAX = 1_000_000_000
+_KEY_NAME_MAX = 200
 _TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 # Public, fixed text; its digest tells whether a pepper is the one that the stored keys were made with.
 _PEPPER_CHECK = b"headrace pepper check"
@@ -193,7 +195,14 @@ class TenantStore:
     def create_key(
         self, tenant: str, *, name: str = "", environment: str = "live", lifetime_s: float | None = None
     ) -> tuple[KeyRecord, str]:
-        """A new key of that tenant and its secret, which is in no store and can't be had again."""
+        """A new key of that tenant and its secret, which is in no store and can't be had again.
+
+        Raises ConfigError when there is no such tenant, or the name can't be shown in one line.
+        """
+        if len(name) > _KEY_NAME_MAX or not name.isprintable():
+            raise ConfigError(
+                f"a key's name is at most {_KEY_NAME_MAX} printable characters, got {name[:_KEY_NAME_MAX]!a}"
+            )
         with self._writing() as connection:
             _require_tenant(connection, tenant)
             now_s = self._clock.wall_s()
@@ -351,8 +360,8 @@ def _limit_values(limits: LimitOverrides) -> tuple[int | None, int | None, int |
         ("requests_burst", limits.requests_burst, 1),
         ("concurrency_max", limits.concurrency_max, 0),
     ):
-        if value is not None and value < least:
-            raise ConfigError(f"`{name}` must be at least {least}, got {value}")
+        if value is not None and not least <= value <= _LIMIT_MAX:
+            raise ConfigError(f"`{name}` must be from {least} to {_LIMIT_MAX}, got {value}")
     return limits.requests_per_minute, limits.requests_burst, limits.concurrency_max
 
 

@@ -110,12 +110,13 @@ EVENTS: dict[str, Event] = {
         ("code",),
     ),
     "keys.reloaded": Event(Level.INFO, "Changed API keys are in force.", ("keys", "tenants")),
+    "keys.failing": Event(Level.ERROR, "Changed API keys can't be read; those in force stay.", ("error",)),
     "ledger.failing": Event(
         Level.ERROR,
         "Usage records can't be written; they wait in memory.",
-        ("error", "backlog", "retry_in_s"),
+        ("error", "backlog"),
     ),
-    "ledger.recovered": Event(Level.INFO, "Usage records are written again.", ("backlog", "outage_s")),
+    "ledger.recovered": Event(Level.INFO, "Usage records are written again.", ("outage_s",)),
     "internal.error": Event(
         Level.ERROR,
         "A bug of ours: the exception's type and our innermost line, never its text.",

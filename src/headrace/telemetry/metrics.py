@@ -174,7 +174,8 @@ class Metrics:
     ledger_backlog: Gauge = _gauge("headrace_ledger_backlog", "Usage records that are not on disk yet.")
     ledger_committed: Counter = _counter("headrace_ledger_committed_total", "Usage records on disk.")
     ledger_failures: Counter = _counter(
-        "headrace_ledger_failures_total", "Commits of the ledger that failed."
+        "headrace_ledger_failures_total",
+        "Times that the disk began to refuse usage records, and records set aside or lost.",
     )
     event_loop_lag_seconds: Gauge = _gauge(
         "headrace_event_loop_lag_seconds", "How late the gateway's event loop ran its last periodic task."
