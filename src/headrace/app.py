@@ -78,7 +78,7 @@ class Service:
         self._port = 0
         self._stop = asyncio.Event()
         self._was_ready = False
-        self._seen: dict[tuple[str, str], tuple[ReplicaState, int]] = {}  # by replica and model
+        self._seen: dict[tuple[str, str], tuple[ReplicaState, int, bool]] = {}  # by replica and model
         self._deployments: dict[str, Deployment] = {}
         stream: LineStream = RotatingFile(log_to) if log_to is not None else sys.stderr
         self._log = Log(stream, self._clock)
@@ -114,10 +114,10 @@ class Service:
         self._log.event(
             "service.starting", version=headrace.__version__, pid=os.getpid(), data=str(self._data)
         )
-        self._admin_port = self._admin.start()
         self._metrics.on_scrape(lambda: self._on_loop(self._fill_gauges))
         self._loop = loop
         try:
+            self._admin_port = self._admin.start()
             async with asyncio.TaskGroup() as tasks:
                 running = [
                     tasks.create_task(self._serve(), name="gateway"),
@@ -175,6 +175,7 @@ class Service:
                 connections_max=config.server.connections_max,
                 header_timeout_s=config.server.header_timeout_s,
                 idle_timeout_s=config.server.idle_timeout_s,
+                write_stall_limit_s=request.write_stall_limit_s,
                 body_bytes_per_s_min=config.server.body_bytes_per_s_min,
                 body_bytes_max=config.server.body_bytes_max,
                 deadline_s=request.deadline_s,
@@ -207,11 +208,11 @@ class Service:
                 UpstreamServer(
                     upstream.url,
                     upstream.slots,
-                    f"Bearer {resolve_secret(upstream.api_key, key='upstreams.api_key')}"
+                    f"Bearer {resolve_secret(upstream.api_key, key=f'upstreams[{index}].api_key')}"
                     if upstream.api_key
                     else "",
                 )
-                for upstream in self._config.upstreams
+                for index, upstream in enumerate(self._config.upstreams)
             ],
             launcher=ProcessLauncher(logs=self._data / "logs"),
             clock=self._clock,
@@ -321,9 +322,11 @@ class Service:
             if gauge in status.gauges:
                 family.labels(*labels).set(status.gauges[gauge])
         key = (status.replica, status.deployment)
-        if self._seen.get(key) == (status.state, status.generation):
+        # An engine that ended is first withdrawn, and only then is it known why; other reasons come and go untold.
+        is_explained = status.state is ReplicaState.PENDING and status.reason != ""
+        if self._seen.get(key) == (status.state, status.generation, is_explained):
             return
-        self._seen[key] = (status.state, status.generation)
+        self._seen[key] = (status.state, status.generation, is_explained)
         self._replica_changed(status)
         if line := announcement(status, is_ours=status.deployment in self._engines):
             self._tell(line)

@@ -15,6 +15,7 @@ from headrace.cli import status
 from headrace.control.api import AdminServer, admin_token
 from headrace.core.clock import ManualClock
 from headrace.core.errors import HeadraceError
+from headrace.stores import directory
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -48,7 +49,6 @@ SAID: dict[str, Any] = {
         }
     ],
     "ledger": {"backlog": 0, "committed": 1842, "failed": 0},
-    "outcomes_last_minute": {"delivered": 40, "cancelled": 2},
 }
 
 
@@ -66,7 +66,8 @@ def service(data: Path, said: dict[str, Any]) -> Iterator[None]:
     )
     describe(data, admin_port=server.start())
     try:
-        yield
+        with directory.sole_user(data):
+            yield
     finally:
         server.stop()
 
@@ -98,15 +99,17 @@ def test_status_shows_the_service_its_models_and_its_replicas(
         "",
         "REPLICA MODEL STATE REASON GENERATION RESTARTS SLOTS IN FLIGHT COLD START (S)",
         "small-0 small ready (ejected) - 2 1 4 2 launch 0.2 + load 1.1",
-        "",
-        "last minute: delivered 40, cancelled 2",
     ]
 
 
-def test_json_is_what_the_admin_port_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_where_the_service_is_and_what_the_admin_port_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with service(tmp_path, SAID):
         run(tmp_path, as_json=True)
-    assert json.loads(capsys.readouterr().out) == SAID
+    shown = json.loads(capsys.readouterr().out)
+    assert shown.pop("admin_port") > 0
+    assert shown == {"pid": 4711, "public_port": 8000, "admin_host": "127.0.0.1", "started_s": 1.0, **SAID}
 
 
 @pytest.mark.parametrize("said", [{}, {"deployments": [{"replicas": [{}]}, {"model": "m"}], "ledger": {}}])
@@ -130,7 +133,7 @@ def test_control_sequences_in_names_do_not_reach_the_terminal(
 
 
 def test_nothing_running_says_how_to_start(tmp_path: Path) -> None:
-    with pytest.raises(HeadraceError, match=f"start it with: headrace up --data {tmp_path}"):
+    with pytest.raises(HeadraceError, match=f"start one with: headrace up --data {tmp_path}"):
         run(tmp_path)
 
 
@@ -154,5 +157,17 @@ def test_a_port_that_refuses_the_token_is_named(tmp_path: Path) -> None:
 def test_a_damaged_description_is_an_error_that_names_the_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "service.json").write_text(content)
-    with pytest.raises(HeadraceError, match=r"service\.json"):
+    with directory.sole_user(tmp_path), pytest.raises(HeadraceError, match=r"service\.json"):
         run(tmp_path)
+
+
+def test_the_token_is_not_sent_to_who_took_the_port_of_a_killed_service(tmp_path: Path) -> None:
+    """What a killed service left behind names a port that may be anybody's by now."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(0.2)
+        describe(tmp_path, admin_port=stranger.getsockname()[1])
+        admin_token(tmp_path / "run")
+        with pytest.raises(HeadraceError, match="no service is running"):
+            run(tmp_path)
+        with pytest.raises(TimeoutError):
+            stranger.accept()

@@ -47,6 +47,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert (http1.FRAMING_BYTES_MAX, http1.CHUNK_OVERHEAD) == (64 * 1024, 6)
     assert f"{connection.WRITE_BUFFER_MAX // 1024} KiB are kept" in PAGE
     assert f"{connection.DISCARD_BYTES_MAX // 1024} KiB more are" in PAGE
-    assert f"over {openai.CHEAP_BODY_BYTES // 1024} KiB with more than {openai.STRINGS_MAX:,} strings" in PAGE
-    assert f"{openai.BRACKETS_MAX:,} objects and lists" in PAGE
+    assert (
+        f"over {openai.CHEAP_BODY_BYTES // 1024} KiB with more than {openai.STRINGS_MAX:,} strings, " in PAGE
+    )
+    assert f"{openai.BRACKETS_MAX:,} objects and lists, or {openai.COMMAS_MAX:,} commas" in PAGE
     assert connection.LINGER_S == 2.0

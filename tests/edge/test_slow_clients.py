@@ -15,7 +15,11 @@ from tests.support.wire import read
 HEADER_TIMEOUT_S = 0.6
 IDLE_TIMEOUT_S = 1.5
 CONNECTIONS_MAX = 60
+WRITE_STALL_LIMIT_S = 1.0
 CONFIG = f"""
+[request]
+write_stall_limit_s = {WRITE_STALL_LIMIT_S}
+
 [server]
 header_timeout_s = {HEADER_TIMEOUT_S}
 idle_timeout_s = {IDLE_TIMEOUT_S}
@@ -164,6 +168,45 @@ def test_a_connection_too_many_is_closed_and_those_before_it_are_served(strict: 
     wait_until(lambda: strict.service.status()["connections"] == 0, what="all connections to be gone")
     assert strict.is_healthy()
     assert any(line["event"] == "connection.rejected" for line in strict.service.log_lines())
+
+
+@pytest.mark.slow
+def test_who_sends_requests_and_never_reads_is_not_answered_without_end(strict: Edge) -> None:
+    """T12 without a key: answers that nobody takes would fill our memory; so reading stops, and then the connection ends."""
+    requests = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n" * 10_000
+    with strict.service.connect(timeout_s=20) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            connection.sendall(requests * 100)
+    assert strict.service.get("/livez")[0] == 200
+
+
+@pytest.mark.slow
+def test_a_whole_answer_that_nobody_takes_is_dropped(strict: Edge) -> None:
+    """The request is over and its slot is free, but its bytes are not ours to keep for ever."""
+    strict.engine.set_faults("json_huge:20000000@1")
+    with strict.service.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(post(strict, f"Content-Length: {len(BODY)}\r\n") + BODY)
+        strict.engine.wait_for_stats(lambda stats: stats["running"] == 0)
+        wait_until(lambda: strict.service.status()["connections"] == 0, what="the connection to be gone")
+    strict.engine.set_faults("")
+
+
+@pytest.mark.slow
+def test_a_whole_answer_that_is_taken_slowly_arrives(strict: Edge) -> None:
+    """Longer than the limit in all, but never without progress."""
+    strict.engine.set_faults("json_huge:6000000@1")
+    received = 0
+    with strict.service.connect() as connection:
+        connection.sendall(post(strict, f"Content-Length: {len(BODY)}\r\n") + BODY)
+        started_s = time.monotonic()
+        while received < 6_000_000:
+            received += len(piece := connection.recv(150_000))
+            assert piece, f"cut after {received} bytes"
+            time.sleep(0.06)  # the stimulus itself
+    assert time.monotonic() - started_s > 2 * WRITE_STALL_LIMIT_S
+    strict.engine.set_faults("")
 
 
 @pytest.mark.slow

@@ -47,3 +47,26 @@ def test_what_is_written_while_flushing_is_not_lost() -> None:
 
     outbox = Outbox()
     assert asyncio.run(turns()) == ["again", "again"]
+
+
+def test_a_flush_that_raises_silences_nobody_else() -> None:
+    """What was written behind it leaves in the next turn, and the loop reports the bug."""
+
+    class Broken(Recorder):
+        def flush(self) -> None:
+            raise RuntimeError("a bug")
+
+    async def turns() -> tuple[list[str], list[str]]:
+        order: list[str] = []
+        reports: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: reports.append(str(context["exception"]))
+        )
+        outbox = Outbox()
+        for connection in (Recorder("first", order), Broken("broken", order), Recorder("last", order)):
+            outbox.add(connection)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return order, reports
+
+    assert asyncio.run(turns()) == (["first", "last"], ["a bug"])

@@ -130,21 +130,25 @@ class Rig:
 
 @contextmanager
 def rig(
-    *engines: dict[str, Any], config: str = "", upstream_slots: int | None = None, limits: str = NO_LIMITS
+    *engines: dict[str, Any],
+    config: str = "",
+    upstream_slots: int | None = None,
+    limits: str = NO_LIMITS,
+    upstreams: Sequence[str] = (),
 ) -> Iterator[Rig]:
-    """A rig whose engines are started with these options of `scripted_engine`."""
+    """A rig whose engines are started with these options of `scripted_engine`; `upstreams` are other servers behind it."""
     with ExitStack() as stack:
         started = [stack.enter_context(scripted_engine(**options)) for options in engines]
         running = stack.enter_context(
             provider(
-                upstreams=[engine.url for engine in started],
+                upstreams=[*(engine.url for engine in started), *upstreams],
                 config=config + limits,
                 upstream_slots=upstream_slots,
             )
         )
-        both_ready = len(started)
+        all_ready = len(started) + len(upstreams)
         wait_until(
-            lambda: running.metric("headrace_replica_ready") == both_ready, what="every replica to be ready"
+            lambda: running.metric("headrace_replica_ready") == all_ready, what="every replica to be ready"
         )
         yield Rig(running, started)
 

@@ -104,3 +104,30 @@ def test_an_error_has_the_shape_that_clients_of_openai_read(error: HeadraceError
             "request_id": "req_1",
         }
     }
+
+
+def chat_with(extra: bytes) -> bytes:
+    return b'{"model":"m","messages":[{"role":"user","content":"x"}],"extra":' + extra + b"}"
+
+
+def test_a_body_with_too_many_values_is_refused_before_it_is_parsed() -> None:
+    """T33: two million small numbers would hold the event loop for a twentieth of a second, their walk for half of one."""
+    with pytest.raises(InvalidRequest, match="500000 commas"):
+        openai.parse_body(Endpoint.CHAT_COMPLETIONS, chat_with(b"[" + b"1," * 2_000_000 + b"1]"))
+    many = chat_with(b"[" + b"1," * 499_000 + b'"' + b"0" * 40 + b'"]')
+    assert openai.parse_body(Endpoint.CHAT_COMPLETIONS, many).model == "m"
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
+@pytest.mark.parametrize("where", ["%d", "[1,[%d]]", '{"a":[{"b":%d}]}', '["1234567890123456789012",%d]'])
+def test_an_integer_beyond_64_bits_is_found_wherever_it_stands(number: int, where: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        openai.parse_body(Endpoint.CHAT_COMPLETIONS, chat_with((where % number).encode()))
+    assert refused.value.param == "extra"
+
+
+@pytest.mark.parametrize(
+    "harmless", ["18446744073709551615", "-9223372036854775808", '"123456789012345678901234"', "1e300"]
+)
+def test_what_only_looks_like_an_integer_beyond_64_bits_passes(harmless: str) -> None:
+    assert openai.parse_body(Endpoint.CHAT_COMPLETIONS, chat_with(harmless.encode())).model == "m"

@@ -12,7 +12,7 @@ from headrace.cli import common, durations, status
 from headrace.core import keys
 from headrace.core.clock import SystemClock
 from headrace.core.errors import HeadraceError
-from headrace.stores import tenants
+from headrace.stores import directory, tenants
 from headrace.stores.tenants import KeyRecord, LimitOverrides, TenantRecord, TenantStore
 
 _CLOCK = SystemClock()
@@ -239,7 +239,7 @@ def _rotate_key(arguments: argparse.Namespace) -> None:
 def _in_force(arguments: argparse.Namespace, revision: int) -> str:
     """Waits until the running service, if there is one, goes by the change; says so, or what the operator can expect."""
     data = config.data_directory(arguments.data)
-    if not (data / "run" / "service.json").exists():
+    if not directory.is_in_use(data):
         return ""
     until_s = _CLOCK.now_s() + IN_FORCE_LIMIT_S
     while _CLOCK.now_s() < until_s:

@@ -3,12 +3,16 @@
 import argparse
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from headrace import config
+from headrace.cli import status
 from headrace.cli.common import command, print_json, print_table, progress_is_live
 from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import ConfigError
 from headrace.core.fleet import Task
+from headrace.stores import directory
 from headrace.stores.catalog import CatalogEntry
 from headrace.stores.downloads import Progress
 from headrace.stores.registry import ModelStore, StoredModel
@@ -165,8 +169,18 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _remove(arguments: argparse.Namespace) -> None:
+    _refuse_running(config.data_directory(arguments.data), arguments.name)
     freed_bytes = _store(arguments).remove(arguments.name)
     print(f"removed {arguments.name}, {_size(freed_bytes)} freed")
+
+
+def _refuse_running(data: Path, name: str) -> None:
+    """A running engine would find no weights at its next restart."""
+    if not directory.is_in_use(data):
+        return
+    _, running = status.fetch(data)
+    if name in [deployment.get("model") for deployment in running.get("deployments", [])]:
+        raise ConfigError(f"{name} is being served from {data}; stop the service first")
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from headrace import config
 from headrace.cli import common
 from headrace.control import api
 from headrace.core.errors import HeadraceError
+from headrace.stores import directory
 
 ANSWER_LIMIT_S = 5.0
 REVISION_SHOWN = 12
@@ -29,7 +30,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     service, status = fetch(config.data_directory(arguments.data))
     if arguments.json:
-        common.print_json(status)
+        common.print_json({**service, **status})
         return
     for line in summary(service, status):
         print(line)
@@ -46,21 +47,20 @@ def run(arguments: argparse.Namespace) -> None:
             "cold start (s)",
         ),
     )
-    outcomes = status.get("outcomes_last_minute")
-    if outcomes:
-        print()
-        print("last minute: " + ", ".join(f"{_shown(name)} {count}" for name, count in outcomes.items()))
 
 
 def fetch(data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The service's own file and what its admin port answers. Raises HeadraceError when it isn't running."""
     path = data / "run" / "service.json"
     try:
+        # Asked first: after a kill the port may be somebody else's by now, who must not be sent the token.
+        if not directory.is_in_use(data):
+            raise FileNotFoundError
         service = json.loads(path.read_text(encoding="utf-8"))
         host, port = service.get("admin_host", "127.0.0.1"), int(service["admin_port"])
     except FileNotFoundError:
         raise HeadraceError(
-            f"headrace isn't running on {data}; start it with: headrace up --data {data}"
+            f"no service is running on {data}; start one with: headrace up --data {data}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise HeadraceError(f"{path}: can't be read ({type(error).__name__}); restart headrace up") from error
@@ -80,8 +80,8 @@ def _ask(host: str, port: int, *, token: str, data: Path) -> dict[str, Any]:
         status = json.loads(body)
     except ConnectionRefusedError:
         raise HeadraceError(
-            f"headrace isn't running on {data}: nothing answers at {host}:{port}; "
-            f"start it with: headrace up --data {data}"
+            f"no service is running on {data}: nothing answers at {host}:{port}; "
+            f"start one with: headrace up --data {data}"
         ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise HeadraceError(

@@ -46,7 +46,11 @@ class ResponseSink(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to a replica. Owner of its socket; `_sink` is whom the current exchange answers to, if any."""
+    """One connection to a replica. Owner of its socket; `_sink` is whom the current exchange answers to, if any.
+
+    An answer's end is acted on when the read that brought it has been parsed: only then is it known whether more came
+    than was asked for, and nobody can be given the connection while the parser is still at work on the last answer.
+    """
 
     def __init__(self, client: "ReplicaClient") -> None:
         self._client = client
@@ -54,6 +58,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: Any = None
         self._sink: ResponseSink | None = None
         self._is_exchanging = False
+        self._is_message_over = False  # within one read: the answer's last byte was seen
+        self._is_spoilt = False  # more came than one answer, or the replica will close
         self._is_paused = False
         self._payload = b""
         self._linger: asyncio.TimerHandle | None = None
@@ -65,12 +71,16 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since_s = 0.0
 
     def send(self, payload: bytes, sink: ResponseSink) -> None:
-        """Starts an exchange; the connection must be idle."""
-        assert self._transport is not None
+        """Starts an exchange; the connection must be idle. If it has been lost since it was opened or taken from the
+        pool, the sink hears so at once."""
         assert not self._is_exchanging, "one exchange at a time"
+        self.has_answered = False
+        if self._transport is None:
+            sink.lost(is_garbage=False)
+            return
         self._sink = sink
         self._is_exchanging = True
-        self.has_answered = self._has_head = False
+        self._has_head = self._is_message_over = False
         self._headers = []
         self._head_bytes = 0
         self._payload = payload
@@ -131,9 +141,13 @@ class UpstreamConnection(asyncio.Protocol):
         except httptools.HttpParserCallbackError:
             raise  # a bug of ours, not the replica's garbage: the event loop reports it and drops the connection
         except httptools.HttpParserError:
-            self._fail(is_garbage=True)
-            return
-        if not self._has_head and self._head_bytes > HEAD_BYTES_MAX:
+            if not self._is_message_over:
+                self._fail(is_garbage=True)
+                return
+            self._is_spoilt = True
+        if self._is_message_over:
+            self._end()
+        elif not self._has_head and self._head_bytes > HEAD_BYTES_MAX:
             self._fail(is_garbage=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,6 +166,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     # Called by llhttp.
 
+    def on_message_begin(self) -> None:
+        if self._is_message_over:
+            self._is_spoilt = True  # a second answer to one question
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name, value))
 
@@ -161,21 +179,27 @@ class UpstreamConnection(asyncio.Protocol):
             self._headers = []
             return
         self._has_head = True
-        if self._sink is not None:
+        if self._sink is not None and not self._is_message_over:
             self._sink.head(status, self._headers)
 
     def on_body(self, data: bytes) -> None:
-        if self._sink is not None:
+        if self._sink is not None and not self._is_message_over:
             self._sink.data(data)
 
     def on_message_complete(self) -> None:
         if not self._has_head:
             return  # an interim response (1xx)
+        self._is_message_over = True
+        if not self._parser.should_keep_alive():
+            self._is_spoilt = True
+
+    def _end(self) -> None:
+        """The answer is over: keeps the connection if it can be trusted, then tells the sink."""
         self._is_exchanging = False
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
-        if self._parser.should_keep_alive() and not self.is_closing:
+        if not self._is_spoilt and not self.is_closing:
             if self._is_paused:
                 self.resume()
             self._client.keep(self)
@@ -197,8 +221,8 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class ReplicaClient:
-    """The connections to one replica. `_idle` holds those waiting for work, `_all` every open one, at most a little over
-    the replica's slots because a connection carries one exchange."""
+    """The connections to one replica. `_idle` holds those waiting for work; all together are at most a little over the
+    replica's slots, because a connection carries one exchange."""
 
     def __init__(
         self,
@@ -215,7 +239,6 @@ class ReplicaClient:
         self._clock = clock
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UpstreamConnection] = deque()
-        self._all: set[UpstreamConnection] = set()
         self._is_closed = False
         host = f"[{replica.host}]" if ":" in replica.host else replica.host
         authorization = f"authorization: {replica.authorization}\r\n" if replica.authorization else ""
@@ -249,19 +272,22 @@ class ReplicaClient:
             connection.close()
         return None
 
-    async def connect(self) -> UpstreamConnection:
-        """A new connection. Raises OSError or TimeoutError. One that comes after its caller has left serves others."""
+    async def connect(self, *, limit_s: float) -> UpstreamConnection:
+        """A new connection. Raises OSError, or TimeoutError after `limit_s` or the connect timeout if that is shorter.
+        One that comes after its caller has left serves others."""
         made: asyncio.Future[UpstreamConnection] = asyncio.get_running_loop().create_future()
-        self._tasks.create_task(self._open(made))
+        self._tasks.create_task(self._open(made, min(limit_s, self._connect_timeout_s)))
         try:
             return await made
         except asyncio.CancelledError:
-            made.cancel()
+            # It may be there already, and its caller leave before the walk came to take it.
+            if not made.cancel() and made.exception() is None:
+                self.keep(made.result())
             raise
 
-    async def _open(self, made: "asyncio.Future[UpstreamConnection]") -> None:
+    async def _open(self, made: "asyncio.Future[UpstreamConnection]", limit_s: float) -> None:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(limit_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: UpstreamConnection(self), self._replica.host, self._replica.port
                 )
@@ -269,7 +295,6 @@ class ReplicaClient:
             if not made.done():
                 made.set_exception(error)
             return
-        self._all.add(connection)
         if made.done():
             self.keep(connection)
         else:
@@ -282,7 +307,7 @@ class ReplicaClient:
             self._idle.pop().close()
 
     def keep(self, connection: UpstreamConnection) -> None:
-        """Called by a connection whose exchange has ended well."""
+        """Takes a connection that is idle: its exchange has ended well, or it was opened for a caller who has left."""
         if self._is_closed:
             connection.close()
             return
@@ -291,7 +316,6 @@ class ReplicaClient:
 
     def forget(self, connection: UpstreamConnection) -> None:
         """Called by a connection that is gone."""
-        self._all.discard(connection)
         try:
             self._idle.remove(connection)
         except ValueError:

@@ -27,6 +27,12 @@ class Outbox:
         self._waiting.append(connection)
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for connection in waiting:
-            connection.flush()
+        waiting, self._waiting = iter(self._waiting), []
+        try:
+            for connection in waiting:
+                connection.flush()
+        finally:
+            for (
+                connection
+            ) in waiting:  # only if one before it raised: a bug with one connection must not silence others
+                self.add(connection)

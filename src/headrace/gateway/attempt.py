@@ -107,12 +107,15 @@ class Attempt:
         ended = self._ended = Signal()
         self._connection = connection
         self._call.tell(self)
+        if self._call.is_paused:
+            connection.pause()
         self._was_sent = True
         connection.send(payload, self)
         return ended
 
     def start_again(self) -> None:
         """The connection was stale: nothing was received, and nothing counts."""
+        self.outcome = AttemptOutcome.CANCELLED
         self._receive()
 
     def fail(self, outcome: AttemptOutcome, error: HeadraceError | None = None) -> None:
@@ -213,6 +216,9 @@ class Attempt:
                 break
             if kept is not None:
                 if self._assembler is not None:
+                    self._body_bytes += len(kept)
+                    if self._body_bytes > WHOLE_BYTES_MAX:
+                        raise answers.BadAnswer("the answer is larger than a whole one may be")
                     self._assembler.take(kept)
                 else:
                     forward.append(sse.encode(kept))

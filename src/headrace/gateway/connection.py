@@ -36,6 +36,7 @@ class ConnectionOwner(Protocol):
     outbox: Outbox
     header_timeout_s: float
     idle_timeout_s: float
+    write_stall_limit_s: float
     body_bytes_per_s_min: int
 
     def screen(self, head: http1.RequestHead) -> tuple[Route, Principal | None]:
@@ -180,7 +181,12 @@ class _Refusal:
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow."""
+    """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow to
+    send, `_untaken_bytes` as of `_untaken_since_s` say whether it is too slow to take its answers.
+
+    A call starts only when the answers before it are taken but for WRITE_BUFFER_MAX bytes: whoever sends requests and
+    never reads would else fill our memory with answers.
+    """
 
     def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
@@ -197,6 +203,8 @@ class ClientConnection(asyncio.Protocol):
         self._principal: Principal | None = None
         self._body_since_s = 0.0
         self._limit_s = 0.0
+        self._untaken_bytes = 0
+        self._untaken_since_s = 0.0
         self._discardable: int | None = None  # set once nothing more is read as a request
         self.keeps_alive = True
         self.is_paused = False
@@ -256,6 +264,7 @@ class ClientConnection(asyncio.Protocol):
         self.is_paused = False
         if self.watcher is not None:
             self.watcher.resumed()
+        self._advance()
 
     # Called by the reader.
 
@@ -297,8 +306,13 @@ class ClientConnection(asyncio.Protocol):
         """Called once a second: closes what is too slow. While a call is in progress its own deadlines hold."""
         if self._transport is None:
             return
-        if self._is_busy or self._turns:
+        if self._is_busy:
             return
+        if self._is_stuck(self._transport, now_s):
+            self.abort()
+            return
+        if self._turns:
+            return  # they wait for the caller to take the answers before them
         if self._discardable is not None:
             if now_s >= self._limit_s:
                 self.abort()
@@ -320,6 +334,13 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.close()
             else:
                 self._refuse(BodyTooSlow("the request head took too long"))
+
+    def _is_stuck(self, transport: asyncio.Transport, now_s: float) -> bool:
+        """Whether the caller leaves answers untaken: WRITE_BUFFER_MAX bytes or all must go in each write stall limit."""
+        left_bytes = transport.get_write_buffer_size()
+        if left_bytes > self._untaken_bytes or left_bytes <= max(0, self._untaken_bytes - WRITE_BUFFER_MAX):
+            self._untaken_bytes, self._untaken_since_s = left_bytes, now_s
+        return left_bytes > 0 and now_s - self._untaken_since_s >= self._owner.write_stall_limit_s
 
     def drain(self) -> None:
         """Closes after the call in progress, or now if there is none."""
@@ -356,7 +377,7 @@ class ClientConnection(asyncio.Protocol):
         if self._is_advancing:
             return
         self._is_advancing = True
-        while self._turns and not self._is_busy and not self._is_done:
+        while self._turns and not self._is_busy and not self._is_done and not self.is_paused:
             turn = self._turns.popleft()
             if isinstance(turn, _Refusal):
                 self._is_done = True
@@ -371,7 +392,11 @@ class ClientConnection(asyncio.Protocol):
     def _turn_ended(self) -> None:
         self._is_busy = False
         self._walk = self.watcher = None
-        self._limit_s = self._owner.clock.now_s() + self._owner.idle_timeout_s
+        now_s, owner = self._owner.clock.now_s(), self._owner
+        # What came of the next message while this one was answered has had no limit yet.
+        self._limit_s = now_s + (owner.idle_timeout_s if self._reader.is_idle else owner.header_timeout_s)
+        self._body_since_s = now_s
+        self._untaken_bytes = 0
         transport = self._transport
         if transport is None:
             return
@@ -382,7 +407,9 @@ class ClientConnection(asyncio.Protocol):
             return
         if len(self._turns) == PIPELINE_MAX and not transport.is_closing():
             transport.resume_reading()
-        self._advance()
+        if self._turns:
+            self.flush()  # only then is it known whether the caller takes its answers
+            self._advance()
 
     def _refuse(self, error: HeadraceError) -> None:
         """Answers in its turn, and reads no more than a little of what still comes."""

@@ -118,6 +118,8 @@ class Dispatch:
                     retry_after_s=max(1.0, self._dispatcher.expected_wait_s(ticket.model)),
                 ) from None
         except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # looked at, or asyncio would report what nobody awaits any more
             if ticket.load is not None:
                 self.give_back(ticket, AttemptOutcome.CANCELLED)
             else:

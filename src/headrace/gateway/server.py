@@ -34,6 +34,7 @@ class PortLimits:
     connections_max: int
     header_timeout_s: float
     idle_timeout_s: float
+    write_stall_limit_s: float
     body_bytes_per_s_min: int
     body_bytes_max: int
     deadline_s: float
@@ -67,6 +68,7 @@ class Gateway:
         self.outbox = outbox
         self.header_timeout_s = limits.header_timeout_s
         self.idle_timeout_s = limits.idle_timeout_s
+        self.write_stall_limit_s = limits.write_stall_limit_s
         self.body_bytes_per_s_min = limits.body_bytes_per_s_min
         self._limits = limits
         self._accepts_work = accepts_work
@@ -91,9 +93,8 @@ class Gateway:
                 await self._infer(call, call.route.endpoint)
         except HeadraceError as error:
             self._refuse(call, error)
-        except Exception as error:  # noqa: BLE001 -- the outermost edge of a request: a bug must not take the port down
-            self._metrics.internal_errors.labels("request").add()
-            self._log.internal_error(error, where="request", request_id=call.request_id)
+        except Exception as bug:  # noqa: BLE001 -- the outermost edge of a request: a bug must not take the port down
+            self._report(bug, call)
             call.abort()
 
     async def _infer(self, call: Call, endpoint: Endpoint) -> None:
@@ -115,10 +116,20 @@ class Gateway:
             if not delivery.is_over:  # it may have ended in the same turn of the loop
                 self._cut(call, delivery, account)
             raise
+        except Exception as bug:  # noqa: BLE001 -- as in `handle`; here the request has an account, which must be closed
+            self._report(bug, call)
+            if not delivery.is_over:
+                delivery.fail(
+                    InternalError("a fault of ours; report it with the request id"), is_refusal=False
+                )
         finally:
             self._end(request)
             account.queue_wait_s = slot.ticket.waited_s
             self.usage.close(account, delivery)
+
+    def _report(self, bug: Exception, call: Call) -> None:
+        self._metrics.internal_errors.labels("request").add()
+        self._log.internal_error(bug, where="request", request_id=call.request_id)
 
     def _end(self, request: InferenceRequest) -> None:
         self.in_progress -= 1

@@ -22,6 +22,7 @@ from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
 LONG_S = 2.0  # a deadline that far away is left to the ticks
+ROUNDING_S = 0.005  # the event loop's timers may run that much early
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +148,12 @@ class Upstream:
         connection: UpstreamConnection | None = client.idle_connection()
         while True:
             if connection is None:
+                left_s = request.deadline_s - self._clock.now_s()
                 try:
-                    connection = await client.connect()
+                    connection = await client.connect(limit_s=left_s)
                 except (OSError, TimeoutError):
-                    attempt.fail(AttemptOutcome.UNREACHABLE)
+                    is_late = self._clock.now_s() >= request.deadline_s - ROUNDING_S
+                    attempt.fail(AttemptOutcome.DEADLINE if is_late else AttemptOutcome.UNREACHABLE)
                     return
             ended = attempt.exchange(connection, payload)
             if self._limits.are_short or request.deadline_s - request.arrived_s < LONG_S:

@@ -237,8 +237,10 @@ class Dispatcher:
             yield state.deployment
 
     def expected_wait_s(self, model: str) -> float:
-        """What a request arriving now would wait in this deployment's queue."""
-        state = self._states[model]
+        """What a request arriving now would wait in this deployment's queue; 0.0 for a model that is not offered."""
+        state = self._states.get(model)
+        if state is None:
+            return 0.0
         return state.drain.wait_s(ahead=len(state.queue), slots=sum(load.slots for load in state.loads))
 
     def _load_of(self, model: str, replica: Replica, known: dict[ReplicaKey, ReplicaLoad]) -> ReplicaLoad:

@@ -147,7 +147,7 @@ class StreamedAnswer:
             self.fault = fault_of(chunk.error, status=500)
             return None
         for choice in chunk.choices:
-            if choice.finish_reason is not None:
+            if choice.finish_reason:  # some engines send an empty one with every piece
                 self._finished[choice.index] = True
             else:
                 self._finished.setdefault(choice.index, False)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +20,7 @@ MODEL_NAME_MAX = 256
 CHEAP_BODY_BYTES = 64 * 1024
 STRINGS_MAX = 50_000
 BRACKETS_MAX = 150_000
+COMMAS_MAX = 500_000
 
 _Name = Annotated[str, Meta(min_length=1, max_length=MODEL_NAME_MAX)]
 _Stop = str | Annotated[list[str], Meta(max_length=STOP_MAX)] | None
@@ -240,12 +241,14 @@ def _parse_json(body: bytes) -> dict[str, Any]:
 
 def _refuse_dense(body: bytes) -> None:
     """Counts before it parses: a few megabytes of `{},` or of tiny keys would hold the event loop for a third of a second,
-    while a document of that size has few strings. Brackets inside text count too, so their bound is generous."""
+    while a document of that size has few strings. Brackets and commas inside text count too, so their bounds are generous."""
     strings = (body.count(b'"') - body.count(b'\\"')) // 2
     if strings > STRINGS_MAX or body.count(b"{") + body.count(b"[") > BRACKETS_MAX:
         raise InvalidRequest(
             f"the body has more than {STRINGS_MAX} strings or {BRACKETS_MAX} objects and lists"
         )
+    if body.count(b",") > COMMAS_MAX:
+        raise InvalidRequest(f"the body has more than {COMMAS_MAX} commas")
 
 
 # An integer of fewer digits fits in 64 bits. To look for one this way costs about a microsecond in a usual body; the
@@ -266,17 +269,26 @@ def _canonical(fields: dict[str, Any]) -> bytes:
     return canonical
 
 
+_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
+
+
 def _refuse_large_integers(fields: dict[str, Any]) -> None:
     for name, field in fields.items():
-        inside = [field]
+        inside: list[Iterable[Any]] = [(field,)]
         while inside:
-            value = inside.pop()
-            if isinstance(value, dict):
-                inside.extend(value.values())
-            elif isinstance(value, list):
-                inside.extend(value)
-            elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-                raise InvalidRequest(f"{name[:100]}: an integer does not fit in 64 bits", param=name[:100])
+            for value in inside.pop():
+                kind = type(
+                    value
+                )  # exact types, as the decoder makes them: half a million of these must pass quickly
+                if kind is int:
+                    if not _INTEGER_MIN <= value <= _INTEGER_MAX:
+                        raise InvalidRequest(
+                            f"{name[:100]}: an integer does not fit in 64 bits", param=name[:100]
+                        )
+                elif kind is list:
+                    inside.append(value)
+                elif kind is dict:
+                    inside.append(value.values())
 
 
 def _describe(error: Exception) -> str:

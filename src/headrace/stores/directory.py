@@ -2,10 +2,15 @@
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.core.errors import ConfigError
+
+# Who only asks whether a service runs holds the lock for a moment; a service that starts just then tries again.
+ASK_AGAIN_S = 0.02
+ASKS_MAX = 50
 
 
 @contextlib.contextmanager
@@ -21,10 +26,26 @@ def sole_user(data: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"data directory {data} can't be used: {error.strerror}") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{data} is in use by a running service; stop it, or choose another with --data"
-            ) from None
+        for ask in range(ASKS_MAX):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if ask + 1 == ASKS_MAX:
+                    raise ConfigError(
+                        f"{data} is in use by a running service; stop it, or choose another with --data"
+                    ) from None
+                time.sleep(ASK_AGAIN_S)
         yield
+
+
+def is_in_use(data: Path) -> bool:
+    """Whether a service has the data directory now; what a killed one left behind proves nothing."""
+    try:
+        with (data / "run" / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

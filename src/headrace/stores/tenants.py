@@ -147,7 +147,8 @@ class TenantStore:
             raise
 
     def close(self) -> None:
-        self._connection.close()
+        with self._lock:
+            self._connection.close()
 
     def create_tenant(self, name: str, limits: LimitOverrides | None = None) -> TenantRecord:
         """Raises ConfigError when the name isn't valid or is taken."""

@@ -78,7 +78,9 @@ EVENTS: dict[str, Event] = {
         (*_REPLICA, "pid", "reason", "exit_status", "restarts", "restart_in_s"),
     ),
     "replica.failed": Event(
-        Level.ERROR, "A replica was given up.", (*_REPLICA, "reason", "exit_status", "restarts")
+        Level.ERROR,
+        "A replica doesn't get ready, or ends again and again; it is tried again, ever more slowly.",
+        (*_REPLICA, "reason", "exit_status", "restarts"),
     ),
     "replica.ejected": Event(
         Level.WARNING,
