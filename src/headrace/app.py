@@ -21,7 +21,7 @@ from headrace.control.replica import EngineSpec
 from headrace.control.status import ReplicaStatus, announcement
 from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError, leaves
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica, ReplicaState
 from headrace.core.tenant import TenantLimits
 from headrace.engines.outbox import Outbox
@@ -128,6 +128,11 @@ class Service:
                 cut = await self._drain()
                 for task in running:
                     task.cancel()
+        except* Exception as errors:
+            for error in leaves(errors):
+                if not isinstance(error, HeadraceError):
+                    self._log.internal_error(error, where="service")
+            raise
         finally:
             await asyncio.to_thread(self._ledger.stop)
             self._admin.stop()

@@ -67,3 +67,11 @@ def test_an_error_keeps_what_it_was_told() -> None:
     )
     failed = errors.UpstreamError("it failed", reason="upstream_lost", retry_after_s=1.0)
     assert (failed.reason, failed.retry_after_s) == ("upstream_lost", 1.0)
+
+
+def test_the_leaves_of_a_group_are_all_its_errors() -> None:
+    """However deep they are nested; an error that is no group is its own leaf."""
+    one, two = ValueError("one"), OSError("two")
+    nested = ExceptionGroup("outer", [one, ExceptionGroup("inner", [two])])
+    assert errors.leaves(nested) == [one, two]
+    assert errors.leaves(one) == [one]

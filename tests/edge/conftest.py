@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.http_answers import Answer, answers
+from tests.support.http_answers import Answer, answers, read_answers
 from tests.support.provider import Provider, provider
 from tests.support.scripted import ScriptedEngine, scripted_engine
-from tests.support.wire import exchange
+from tests.support.wire import read
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,17 @@ class Edge:
     service: Provider
     key: str
 
-    def send(self, request: bytes, *, silence_s: float = 10.0) -> tuple[list[Answer], str]:
-        """All answers on one connection, and how it ended: "fin", "reset" or "open" after `silence_s`."""
-        seen = exchange(self.service.port, request, silence_s=silence_s)
+    def send(self, request: bytes, *, count: int | None = None) -> tuple[list[Answer], str]:
+        """All answers on one connection, and how it ended: "fin", "reset", or "open" once `count` answers have come.
+
+        Without `count` the connection is expected to end: ten silent seconds are "open" too.
+        """
+        with self.service.connect() as connection:
+            connection.sendall(request)
+            if count is None:
+                seen = read(connection, silence_s=10)
+            else:
+                seen = read_answers(connection, count=count)
         return answers(seen.data), seen.end
 
     def requests(self) -> int:

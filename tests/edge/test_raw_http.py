@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.edge.conftest import Edge
-from tests.support.http_answers import answers
+from tests.support.http_answers import answers, read_answers
 from tests.support.wire import read
 
 BODY = b'{"model":"scripted","messages":[{"role":"user","content":"hi"}]}'
@@ -135,7 +135,7 @@ def test_a_body_that_looks_like_a_request_is_only_a_body(edge: Edge) -> None:
     body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": inner}]}).encode()
     before = edge.requests()
     request = CHAT + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-    found, end = edge.send(as_caller(edge, request), silence_s=0.5)
+    found, end = edge.send(as_caller(edge, request), count=1)
     assert ([answer.status for answer in found], end) == ([200], "open")
     assert edge.requests() == before + 1
 
@@ -163,7 +163,7 @@ def test_what_follows_connection_close_is_never_run(edge: Edge) -> None:
 def test_trailers_set_no_header(edge: Edge) -> None:
     """T50: an Authorization after the body makes nobody a caller, and takes nothing from one who is."""
     chunks = b"%x\r\n%b\r\n0\r\nAuthorization: Bearer x\r\nHost: other\r\nX-A: b\r\n\r\n" % (len(BODY), BODY)
-    found, _ = edge.send(as_caller(edge, CHAT + CHUNKED + b"\r\n" + chunks), silence_s=0.5)
+    found, _ = edge.send(as_caller(edge, CHAT + CHUNKED + b"\r\n" + chunks), count=1)
     assert [answer.status for answer in found] == [200]
 
     chunks = b"%x\r\n%b\r\n0\r\n$AUTH\r\n" % (len(BODY), BODY)
@@ -223,7 +223,7 @@ def test_pipelined_streams_are_answered_in_order(edge: Edge) -> None:
         fields = {"model": "scripted", "stream": True, "max_tokens": tokens, "messages": messages}
         body = json.dumps(fields).encode()
         request += CHAT + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-    found, _ = edge.send(as_caller(edge, request), silence_s=1)
+    found, _ = edge.send(as_caller(edge, request), count=3)
     assert [answer.body.count(b'"content":"0') for answer in found] == [3, 7, 5]
     assert all(answer.body.endswith(b"data: [DONE]\n\n") for answer in found)
 
@@ -235,7 +235,7 @@ def test_http_1_0_closes_unless_asked_to_keep_alive(edge: Edge) -> None:
     assert end in ("fin", "reset")
 
     kept = old + b"Connection: keep-alive\r\n\r\n"
-    found, end = edge.send(kept + kept, silence_s=0.5)
+    found, end = edge.send(kept + kept, count=2)
     assert [(answer.status, answer.headers["connection"]) for answer in found] == [(200, "keep-alive")] * 2
     assert end == "open"
 
@@ -255,7 +255,7 @@ def test_a_stream_to_http_1_0_ends_with_the_connection(edge: Edge) -> None:
 
 
 def test_empty_lines_before_a_request_are_ignored(edge: Edge) -> None:
-    found, _ = edge.send(b"\r\n\r\n" + as_caller(edge, MODELS) + b"\r\n", silence_s=0.5)
+    found, _ = edge.send(b"\r\n\r\n" + as_caller(edge, MODELS) + b"\r\n", count=1)
     assert [answer.status for answer in found] == [200]
 
 
@@ -267,7 +267,7 @@ def test_a_sender_that_waits_is_told_to_go_on(edge: Edge) -> None:
         connection.sendall(as_caller(edge, CHAT) + LENGTH + b"Expect: 100-continue\r\n\r\n")
         assert read(connection, until=b"\r\n\r\n").data == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(BODY)
-        assert [a.status for a in answers(read(connection, silence_s=1).data)] == [200]
+        assert [a.status for a in answers(read_answers(connection, count=1).data)] == [200]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def answer_in_pieces(edge: Edge, parts: list[bytes]) -> bytes:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for part in parts:
             connection.sendall(part)
-        seen = read(connection, silence_s=0.25)
+        seen = read_answers(connection, count=1, silence_s=0.02)
     (answer,) = answers(seen.data)
     assert answer.status == 200
     return answer.body

@@ -63,7 +63,8 @@ def test_a_stream_and_a_whole_answer_have_the_same_text(engine: ScriptedEngine) 
 
 def test_the_same_request_gets_the_same_bytes(engine: ScriptedEngine) -> None:
     for body in (chat(stream=True, n=2), chat(logprobs=True, top_logprobs=2), chat(max_tokens=3)):
-        answers = {exchange(engine.port, post(CHAT, body)).data for _ in range(3)}
+        request = post(CHAT, body, headers="connection: close\r\n")
+        answers = {exchange(engine.port, request, until=b"never").data for _ in range(3)}
         assert len(answers) == 1
 
 

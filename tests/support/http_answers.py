@@ -2,8 +2,11 @@
 
 import json
 import re
+import socket
 from dataclasses import dataclass
 from typing import Any
+
+from tests.support.wire import Exchange
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,30 @@ def answers(data: bytes) -> list[Answer]:
             body, data = data[:length], data[length:]
         found.append(Answer(status, headers, body))
     return found
+
+
+def read_answers(connection: socket.socket, *, count: int, silence_s: float = 0.1) -> Exchange:
+    """Waits up to ten seconds for each piece of `count` whole answers; then takes what else comes within `silence_s`."""
+    data, end = b"", ""
+    while not end:
+        connection.settimeout(silence_s if _holds(data, count) else 10)
+        try:
+            piece = connection.recv(1 << 20)
+        except TimeoutError:
+            end = "open"
+        except ConnectionResetError:
+            end = "reset"
+        else:
+            data += piece
+            end = "" if piece else "fin"
+    return Exchange(data, end)
+
+
+def _holds(data: bytes, count: int) -> bool:
+    try:
+        return len(answers(data)) >= count
+    except (AssertionError, ValueError):
+        return False
 
 
 def _chunks(data: bytes) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ import uvloop
 
 from headrace import app, config
 from headrace.cli import common, models
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, leaves
 from headrace.core.fleet import Task
 from headrace.stores.directory import sole_user
 from headrace.stores.registry import ModelStore, StoredModel
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         try:
             uvloop.run(serve())
         except* ConfigError as errors:
-            raise ConfigError(str(_first(errors))) from None
+            raise ConfigError(str(leaves(errors)[0])) from None
     return None
 
 
@@ -93,13 +93,6 @@ def _tell(line: str) -> None:
     # Whoever read this may have gone (`headrace up | head -3`, a closed terminal); the service goes on without.
     with contextlib.suppress(OSError):
         print(line, flush=True)
-
-
-def _first(group: BaseExceptionGroup[ConfigError]) -> BaseException:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
 
 
 def _option(flag: str | None, name: str) -> str | None:

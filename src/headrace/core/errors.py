@@ -178,3 +178,10 @@ class ClientGone(HeadraceError):
 
 class ConfigError(HeadraceError):
     """The operator must change something: the message names file, key and what would be accepted."""
+
+
+def leaves(group: BaseException) -> list[BaseException]:
+    """The errors inside a group, however deep; the error itself if it is none."""
+    if isinstance(group, BaseExceptionGroup):
+        return [leaf for inner in group.exceptions for leaf in leaves(inner)]
+    return [group]

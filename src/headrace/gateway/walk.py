@@ -1,5 +1,4 @@
-"""What runs the walk of a request? Its coroutine, driven by hand: it goes on in the very callback that brings what it
-waits for.
+"""What runs the walk of a request? Its coroutine, driven by hand, in the very callbacks that bring what it waits for.
 
 An asyncio Task does the same in the next turn of the loop, at the price of a future, a handle and a turn for each wait; that
 was the largest single part of the gateway's own work per request. The price here: `asyncio.timeout` and all else that asks
