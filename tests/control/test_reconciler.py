@@ -118,6 +118,7 @@ def test_an_engine_that_never_gets_ready_is_failed_with_its_reason_and_tried_aga
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["silent", "stuck"])
 def test_an_engine_that_lives_without_progress_is_replaced(tmp_path: Path, behaviour: str) -> None:
     """T20, the slow half: a probe that never answers, or one that answers while work waits and nothing moves."""

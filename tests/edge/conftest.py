@@ -34,10 +34,7 @@ class Edge:
         """
         with self.service.connect() as connection:
             connection.sendall(request)
-            if count is None:
-                seen = read(connection, silence_s=10)
-            else:
-                seen = read_answers(connection, count=count)
+            seen = read_answers(connection, count=count) if count else read(connection, silence_s=10)
         return answers(seen.data), seen.end
 
     def requests(self) -> int:

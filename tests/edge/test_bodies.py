@@ -258,6 +258,7 @@ def socket_buffers(connection: socket.socket) -> int:
     return 8 * 1024 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize(
     ("headers", "status"),

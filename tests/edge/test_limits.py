@@ -130,6 +130,7 @@ def limited() -> Iterator[Edge]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_spent_rate_is_a_429_with_everything_that_a_client_needs(limited: Edge) -> None:
     key = limited.service.key("brisk", requests_per_minute=30, requests_burst=2)
     first, second, third = (limited.service.chat(key) for _ in range(3))
@@ -166,6 +167,7 @@ def test_the_openai_client_waits_by_itself_and_succeeds(limited: Edge) -> None:
     assert limited.service.metric("headrace_refusals_total", code="rate_limited") > 0
 
 
+@pytest.mark.slow
 def test_the_openai_client_sees_typed_errors(limited: Edge) -> None:
     key = limited.service.key("typed", requests_per_minute=1, requests_burst=1)
     hello: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -186,6 +188,7 @@ def test_the_openai_client_sees_typed_errors(limited: Edge) -> None:
             client.models.list()
 
 
+@pytest.mark.slow
 def test_a_request_that_is_refused_for_its_body_costs_no_token(limited: Edge) -> None:
     key = limited.service.key("clumsy", requests_per_minute=1, requests_burst=1)
     for _ in range(5):
@@ -216,6 +219,7 @@ def test_requests_in_progress_are_bounded_and_room_returns(limited: Edge) -> Non
     limited.engine.set_faults("")
 
 
+@pytest.mark.slow
 def test_a_crowd_of_one_tenant_never_runs_more_than_agreed(limited: Edge) -> None:
     """Forty at once, three allowed: the engine never sees four, and nothing is left over."""
     key = limited.service.key("crowd", requests_per_minute=0, concurrency=3)

@@ -316,9 +316,8 @@ REQUESTS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 400), max_size=6))
 def test_a_request_is_the_same_however_it_is_cut(edge: Edge, name: str, cuts: list[int]) -> None:
     """T50, T6a: hypothesis chooses the cuts."""

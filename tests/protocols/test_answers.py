@@ -139,6 +139,13 @@ def test_an_answer_is_complete_when_it_says_so() -> None:
     assert answer.is_complete
 
 
+def test_an_empty_finish_reason_ends_nothing() -> None:
+    """T3: some engines send one with every piece."""
+    answer = reading()
+    answer.take(chunk(choice("content", "a", finish="")))
+    assert not answer.is_complete
+
+
 def test_an_answer_of_several_choices_is_complete_when_all_of_them_are() -> None:
     """T3: the end of one choice proves nothing for the others."""
     answer = reading()
@@ -199,6 +206,7 @@ def test_garbage_inside_the_usage_is_a_bad_answer(inside: bytes) -> None:
 # Forwarding
 
 
+@pytest.mark.slow
 @given(
     wants_usage=st.booleans(),
     hides_cached=st.booleans(),

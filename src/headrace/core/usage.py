@@ -24,7 +24,7 @@ class UsageSource(StrEnum):
     UNKNOWN = "unknown"
 
 
-class TokenUsage(msgspec.Struct, frozen=True):
+class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one request.
 
     Attributes:
@@ -39,7 +39,7 @@ class TokenUsage(msgspec.Struct, frozen=True):
     source: UsageSource = UsageSource.NONE
 
 
-class UsageRecord(msgspec.Struct, frozen=True):
+class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     """The terminal record of one request; exactly one per request that was admitted, keyed by request_id.
 
     Attributes:
@@ -71,7 +71,7 @@ class UsageRecord(msgspec.Struct, frozen=True):
     attempts: int
 
 
-class ExecutionRecord(msgspec.Struct, frozen=True):
+class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
     """The terminal record of one attempt on one replica, keyed by (request_id, attempt); attempts count from 1."""
 
     request_id: RequestId

@@ -25,7 +25,7 @@ class RecordSink(Protocol):
     def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None: ...
 
 
-class AttemptEnd(msgspec.Struct, frozen=True):
+class AttemptEnd(msgspec.Struct, frozen=True, gc=False):
     """How one attempt ended, as the attempt itself saw it.
 
     Attributes:

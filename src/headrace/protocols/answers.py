@@ -28,7 +28,7 @@ class ReportedFault(Exception):
         self.fault = fault
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -36,7 +36,7 @@ class _Delta(msgspec.Struct):
     refusal: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int | None = 0
     delta: _Delta | None = None
     message: _Delta | None = None
@@ -44,17 +44,17 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Timings(msgspec.Struct):
+class _Timings(msgspec.Struct, gc=False):
     """llama.cpp's running counts; prompt_n excludes the cached tokens."""
 
     prompt_n: int = 0
@@ -62,7 +62,7 @@ class _Timings(msgspec.Struct):
     predicted_n: int = 0
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     timings: _Timings | None = None
@@ -72,7 +72,7 @@ class _Chunk(msgspec.Struct):
 _ABSENT = msgspec.Raw(b"null")
 
 
-class _Whole(msgspec.Struct):
+class _Whole(msgspec.Struct, gc=False):
     """Choices and data stay bytes: a batch of embeddings is megabytes of numbers that nobody here reads."""
 
     choices: msgspec.Raw = _ABSENT

@@ -84,7 +84,7 @@ class EmbeddingFields(msgspec.Struct):
     user: Annotated[str, Meta(max_length=1024)] | None = None
 
 
-class ParsedBody(msgspec.Struct, frozen=True):
+class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     """What the walk needs of a body.
 
     Attributes:
