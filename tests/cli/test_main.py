@@ -1,5 +1,6 @@
 """What every command does with errors that no command foresees: one line, the right exit status."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ HEADRACE = [sys.executable, "-m", "headrace"]
 
 def run(arguments: list[str], redirection: str) -> "subprocess.CompletedProcess[str]":
     command = ["bash", "-c", f'"$@" {redirection}; exit "${{PIPESTATUS[0]}}"', "bash", *HEADRACE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    # Buffered as it is for users, whatever this shell asks for: the last flush is what can fail.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.mark.slow

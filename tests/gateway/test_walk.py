@@ -200,3 +200,17 @@ def test_one_walk_may_end_inside_another() -> None:
     first.set()
     assert order == ["leader goes on", "follower ends", "leader ends"]
     assert ends.count == 2
+
+
+def test_a_bug_in_a_walk_ends_it_and_is_reported() -> None:
+    """The exception reaches whoever resumed it (the event loop, which logs it), after the end was told."""
+    signal, ends = Signal(), Ends()
+
+    async def path() -> None:
+        await signal
+        raise RuntimeError("a bug")
+
+    Walk(path(), on_end=ends).start()
+    with pytest.raises(RuntimeError):
+        signal.set()
+    assert ends.count == 1

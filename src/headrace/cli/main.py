@@ -40,13 +40,21 @@ def main(argv: list[str]) -> int:
         print(f"headrace: {error.message}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
-        # The reader of a pipe has enough (`headrace usage | head`): not worth a traceback, now or at the last flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _settle_output()  # the reader of a pipe has enough (`headrace usage | head`)
         return DONE
     except OSError as error:
         # A full disk, a file that isn't ours: the system's own words are the best there are.
         where = f"{error.filename}: " if error.filename else ""
         print(f"headrace: {where}{error.strerror or error}", file=sys.stderr)
+        _settle_output()
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _settle_output() -> None:
+    """Drops what can't be written: the interpreter would try once more on its way out, and exit with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

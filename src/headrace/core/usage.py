@@ -45,7 +45,7 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         started_s: Unix seconds of arrival.
         outcome, reason: core.outcome.Outcome value, and a word from the error or attempt vocabulary ("ok" when delivered).
-        status: HTTP status that the caller saw, or 499.
+        status: HTTP status of the answer, or of the error that took its place or broke it off; 499 when the caller left.
         queue_wait_s, ttft_s, total_s: Durations by the monotonic clock; ttft_s is None when nothing was delivered.
         attempts: How many replicas were tried.
     """

@@ -291,9 +291,10 @@ class ReplicaClient:
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: UpstreamConnection(self), self._replica.host, self._replica.port
                 )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:
+            # ValueError: a host that is no name. It must not end the group, which is the gateway's.
             if not made.done():
-                made.set_exception(error)
+                made.set_exception(error if not isinstance(error, ValueError) else OSError(str(error)))
             return
         if made.done():
             self.keep(connection)

@@ -17,7 +17,7 @@ from headrace.gateway.walk import Walk
 from headrace.protocols import http1, openai
 
 WRITE_BUFFER_MAX = 256 * 1024
-PIPELINE_MAX = 8  # calls read ahead on one connection; above it we stop reading
+PIPELINE_MAX = 2  # calls read ahead on one connection; above it we stop reading
 DISCARD_BYTES_MAX = (
     64 * 1024
 )  # read and thrown away after an early refusal, beyond what the body limit allowed

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
-from headrace.core.errors import HeadraceError, InternalError, InvalidRequest, NoReadyReplica, NotFound
+from headrace.core.errors import (
+    HeadraceError,
+    InternalError,
+    InvalidRequest,
+    NoReadyReplica,
+    NotFound,
+    Saturated,
+)
 from headrace.core.fleet import Deployment, FleetSnapshot
 from headrace.core.ids import RequestId, request_id
 from headrace.core.request import Endpoint, InferenceRequest
@@ -148,9 +155,12 @@ class Gateway:
     def _parse(self, call: Call, endpoint: Endpoint) -> tuple[InferenceRequest, Deployment]:
         """Bytes to a checked request and the deployment that it names, or InvalidRequest and ModelNotFound."""
         assert call.principal is not None, "inference is never anonymous"
-        if self._is_draining or not self._accepts_work():
-            raise NoReadyReplica("this server takes no new work now", retry_after_s=5.0)
+        if self._is_draining:
+            raise NoReadyReplica("this server is stopping", retry_after_s=5.0)
+        if not self._accepts_work():
+            raise Saturated("usage can't be recorded at the moment", retry_after_s=5.0)
         parsed = openai.parse_body(endpoint, call.body)
+        call.body = b""  # megabytes, perhaps, which what was parsed holds again
         deployment = self.dispatch.deployment(parsed.model)
         if endpoint.task not in deployment.tasks:
             raise InvalidRequest(f"the model `{parsed.model}` does not serve {endpoint.value}", param="model")
@@ -280,7 +290,7 @@ class Gateway:
     @property
     def is_ready(self) -> bool:
         """Whether a load balancer should send work here: something is ready to answer, and we are not on the way out."""
-        return not self._is_draining and any(True for _ in self.dispatch.loads())
+        return not self._is_draining and self._accepts_work() and any(True for _ in self.dispatch.loads())
 
     @property
     def connection_count(self) -> int:

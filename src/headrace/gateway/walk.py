@@ -81,6 +81,11 @@ class Walk:
             self._coroutine = None
             self._on_end()
             return
+        except BaseException:
+            # A bug: the event loop reports it, and the connection must not wait for a walk that is no more.
+            self._coroutine = None
+            self._on_end()
+            raise
         finally:
             self._is_running = False
         if self._must_end:
