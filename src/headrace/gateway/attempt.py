@@ -162,7 +162,7 @@ class Attempt:
             events = self._events.feed(data)
             if events:
                 self._take(events, self._answer)
-        except (answers.BadAnswer, sse.EventTooLarge):
+        except sse.EventTooLarge:
             self._end(AttemptOutcome.GARBAGE)
 
     def ended(self) -> None:
@@ -210,29 +210,37 @@ class Attempt:
     def _take(self, events: list[bytes], answer: answers.StreamedAnswer) -> None:
         now_s = self._clock.now_s()
         forward: list[bytes] = []
-        for payload in events:
-            kept = answer.take(payload)
-            if answer.fault is not None:
-                break
-            if kept is not None:
-                if self._assembler is not None:
-                    self._body_bytes += len(kept)
-                    if self._body_bytes > WHOLE_BYTES_MAX:
-                        raise answers.BadAnswer("the answer is larger than a whole one may be")
-                    self._assembler.take(kept)
-                else:
-                    forward.append(sse.encode(kept))
-            if answer.is_done:
-                break
+        is_bad = False
+        try:
+            for payload in events:
+                kept = answer.take(payload)
+                if kept is not None:
+                    self._receive_event(kept, forward)
+                if answer.is_done or answer.fault is not None:
+                    break
+        except answers.BadAnswer:
+            is_bad = True  # what came before it is delivered, however the bytes were cut
         self._mark(now_s)
         if answer.is_done:
             self._complete_stream(b"".join(forward))
             return
         if forward:
             self._delivery.content(b"".join(forward), now_s=now_s)
-        if answer.fault is not None:
+        if is_bad:
+            self._end(AttemptOutcome.GARBAGE)
+        elif answer.fault is not None:
             self.fault = answer.fault
             self._end(_outcome_of_status(answer.fault.status))
+
+    def _receive_event(self, kept: bytes, forward: list[bytes]) -> None:
+        """One event on its way to the caller, or into the whole answer. Raises BadAnswer."""
+        if self._assembler is None:
+            forward.append(sse.encode(kept))
+            return
+        self._body_bytes += len(kept)
+        if self._body_bytes > WHOLE_BYTES_MAX:
+            raise answers.BadAnswer("the answer is larger than a whole one may be")
+        self._assembler.take(kept)
 
     def _mark(self, now_s: float) -> None:
         if self._event_s is None:

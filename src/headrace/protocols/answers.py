@@ -287,15 +287,17 @@ class AnswerAssembler:
             "object": "chat.completion" if self._is_chat else "text_completion",
             "choices": choices,
         }
-        return _encode(answer)
+        return _encode_joined(answer)
 
     def _merge(self, target: dict[str, Any], part: dict[str, Any]) -> None:
         for key, value in part.items():
             known = target.get(key)
             if value is None:
                 target.setdefault(key, None)
-            elif isinstance(value, str) and isinstance(known, str) and key not in self._WHOLE_NAMES:
-                target[key] = known + value
+            elif isinstance(value, str) and isinstance(known, str | _Pieces) and key not in self._WHOLE_NAMES:
+                if isinstance(known, str):
+                    known = target[key] = _Pieces(known)
+                known.pieces.append(value)
             elif isinstance(value, dict) and isinstance(known, dict):
                 self._merge(known, value)
             elif isinstance(value, list):
@@ -304,12 +306,30 @@ class AnswerAssembler:
                 target[key] = value
 
     def _merged_list(self, known: list[Any], parts: list[Any]) -> list[Any]:
-        if not all(map(_is_indexed, known + parts)):
-            return known + parts
+        if not (all(map(_is_indexed, parts)) and all(map(_is_indexed, known))):
+            known.extend(parts)
+            return known
         by_index = {item["index"]: item for item in known}
         for part in parts:
             self._merge(by_index.setdefault(part["index"], {}), part)
         return [by_index[index] for index in sorted(by_index)]
+
+
+class _Pieces:
+    """A text that is still coming; joined once at the end, because joining at every piece would be quadratic."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, first: str) -> None:
+        self.pieces = [first]
+
+
+def _joined(text: Any) -> str:
+    assert isinstance(text, _Pieces), "everything else came from JSON"
+    return "".join(text.pieces)
+
+
+_encode_joined = msgspec.json.Encoder(enc_hook=_joined).encode
 
 
 def _is_indexed(part: Any) -> bool:
