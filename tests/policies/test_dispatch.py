@@ -344,3 +344,38 @@ def test_those_who_wait_for_a_withdrawn_model_are_told_and_their_wait_is_counted
     one.leave(waiting, now_s=4.0)
     with pytest.raises(NoReadyReplica):
         one.retry(waiting, now_s=4.0)
+
+
+def test_who_leaves_the_queue_takes_its_wait_along_and_frees_its_place() -> None:
+    """T6."""
+    one = dispatcher(replica("a"), queue_length_max=1)
+    one.arrive(ticket(), now_s=0.0)
+    leaver = ticket()
+    assert not one.arrive(leaver, now_s=1.0)
+    one.leave(leaver, now_s=3.5)
+    assert leaver.waited_s == 2.5
+    assert not one.arrive(ticket(), now_s=4.0)
+
+
+def test_a_slot_that_frees_too_late_goes_to_the_next_who_can_still_use_it() -> None:
+    """T9: work that nobody can use any more is not begun."""
+    one = dispatcher(replica("a"))
+    running, late, next_one = ticket(), ticket(deadline_s=5.0), ticket()
+    one.arrive(running, now_s=0.0)
+    one.arrive(late, now_s=1.0)
+    one.arrive(next_one, now_s=2.0)
+    _, actions = one.give_back(running, AttemptOutcome.COMPLETED, now_s=5.0)
+    assert actions == [Expire(late), Start(next_one)]
+    assert (late.waited_s, late.load) == (4.0, None)
+
+
+def test_the_expected_wait_grows_with_the_queue_and_is_none_for_what_is_not_offered() -> None:
+    one = dispatcher(replica("a"))
+    measured = ticket()
+    one.arrive(measured, now_s=0.0)
+    one.give_back(measured, AttemptOutcome.COMPLETED, now_s=8.0)
+    one.arrive(ticket(), now_s=8.0)
+    assert one.expected_wait_s("nothing") == 0.0
+    before_s = one.expected_wait_s("chat")
+    one.arrive(ticket(), now_s=8.0)
+    assert one.expected_wait_s("chat") == before_s + 8.0

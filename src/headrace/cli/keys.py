@@ -192,7 +192,7 @@ def _create_key(arguments: argparse.Namespace) -> None:
             arguments.tenant, name=arguments.name, environment=arguments.env, lifetime_s=arguments.expires
         )
         revision = store.revision()
-    _in_force(arguments, revision)
+    _warn_unconfirmed(_in_force(arguments, revision))
     _print_once(record, secret)
 
 
@@ -230,7 +230,7 @@ def _rotate_key(arguments: argparse.Namespace) -> None:
         record, secret = store.rotate(arguments.id, overlap_s=arguments.overlap)
         old = next(key for key in store.keys(record.tenant) if key.id == record.replaces)
         revision = store.revision()
-    _in_force(arguments, revision)
+    _warn_unconfirmed(_in_force(arguments, revision))
     assert old.expires_s is not None, "a rotated key has an end"
     _note(f"key `{old.id}` ends at {durations.utc(old.expires_s)}")
     _print_once(record, secret)
@@ -252,6 +252,11 @@ def _in_force(arguments: argparse.Namespace, revision: int) -> str:
             return ", and the running service goes by it"
         time.sleep(0.02)
     return f", but the running service has not confirmed it within {IN_FORCE_LIMIT_S:.0f} s; see: headrace status"
+
+
+def _warn_unconfirmed(what_came_of_it: str) -> None:
+    if "not confirmed" in what_came_of_it:
+        _note(f"the change is stored{what_came_of_it}")
 
 
 def _print_once(record: KeyRecord, secret: str) -> None:
