@@ -198,6 +198,32 @@ def test_killing_the_engine_breaks_its_streams_and_it_comes_back(service: Provid
     assert service.chat(key, model=CHAT, max_tokens=1)[0] == 200
 
 
+def test_who_has_seen_nothing_of_an_answer_outlives_the_engine(service: Provider) -> None:
+    """Killed under four streams, a whole answer in the queue and one behind it: the streams break, the others are answered
+    by the next generation, and nobody is sent to the dead one."""
+    key = service.key("patient")
+    streams = [service.connect() for _ in range(4)]
+    for connection in streams:
+        _send_chat(connection, key, max_tokens=3000, stream=True)
+    wait_until(lambda: service.status()["in_flight"] == 4, what="four in flight")
+    answers: list[tuple[int, bytes]] = []
+
+    def ask() -> None:
+        status, _, body = service.chat(key, model=CHAT, max_tokens=2)
+        answers.append((status, body))
+
+    askers = [threading.Thread(target=ask) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    wait_until(lambda: service.status()["queued"] == 2, what="two in the queue")
+    os.kill(_replica(service)["pid"], signal.SIGKILL)
+    for asker in askers:
+        asker.join(60)
+    for connection in streams:
+        connection.close()
+    assert [status for status, _ in answers] == [200, 200], answers
+
+
 def test_a_model_that_is_being_served_is_not_removed(service: Provider) -> None:
     """Its engine would find no weights at the next restart."""
     refused = service.cli("models", "rm", CHAT, check=False)

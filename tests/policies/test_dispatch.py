@@ -13,7 +13,7 @@ from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica
 from headrace.core.fleet import Deployment, EngineTraits, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId
 from headrace.core.outcome import AttemptOutcome
-from headrace.policies.dispatch import Action, Dispatcher, Expire, ReplicaKey, Start, Ticket
+from headrace.policies.dispatch import DOUBT_S, Action, Dispatcher, Expire, ReplicaKey, Start, Ticket
 from headrace.policies.health import HealthRules
 
 RULES = HealthRules(failures_to_eject=2, ejection_s=4.0, ejection_max_s=16.0)
@@ -21,6 +21,7 @@ QUEUE_MAX = 4
 MODELS = ("chat", "embeddings")
 TENANTS = ("acme", "beta", "corp")
 PARTITIONED = EngineTraits(partitions_slots=True)
+OURS = EngineTraits(is_ours=True)
 
 
 def replica(name: str, *, slots: int = 1, generation: int = 0, partitions_slots: bool = False) -> Replica:
@@ -379,3 +380,60 @@ def test_the_expected_wait_grows_with_the_queue_and_is_none_for_what_is_not_offe
     before_s = one.expected_wait_s("chat")
     one.arrive(ticket(), now_s=8.0)
     assert one.expected_wait_s("chat") == before_s + 8.0
+
+
+def engine(*, generation: int = 0) -> Replica:
+    """An engine that we started and start again when it ends."""
+    return Replica(ReplicaId("engine"), "127.0.0.1", 1, 1, OURS, generation=generation)
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.LOST, AttemptOutcome.UNREACHABLE])
+def test_nobody_is_sent_to_an_engine_that_has_just_lost_its_connections(outcome: AttemptOutcome) -> None:
+    """T1: who waits, who lost it and who arrives all wait for the word of control, and run on the next generation."""
+    one = dispatcher(engine())
+    loser, waiting = ticket(), ticket(deadline_s=50.0)
+    one.arrive(loser, now_s=0.0)
+    one.arrive(waiting, now_s=0.0)
+    _, actions = one.give_back(loser, outcome, now_s=1.0)
+    assert actions == []
+    assert not one.retry(loser, now_s=1.0)
+    newcomer = ticket(deadline_s=20.0)
+    assert not one.arrive(newcomer, now_s=1.0)
+    assert one.publish(fleet(chat=[]), now_s=1.1) == []
+    assert one.publish(fleet(chat=[engine(generation=1)]), now_s=3.0) == [Start(newcomer)]
+    _, actions = one.give_back(newcomer, AttemptOutcome.COMPLETED, now_s=4.0)
+    assert actions == [Start(waiting)]
+    _, actions = one.give_back(waiting, AttemptOutcome.COMPLETED, now_s=5.0)
+    assert actions == [Start(loser)]
+
+
+def test_who_lost_its_engine_waits_for_the_next_even_after_control_has_withdrawn_it() -> None:
+    one = dispatcher(engine())
+    loser = ticket()
+    one.arrive(loser, now_s=0.0)
+    one.publish(fleet(chat=[]), now_s=1.0)
+    one.give_back(loser, AttemptOutcome.LOST, now_s=1.0)
+    assert not one.retry(loser, now_s=1.0)
+    assert one.publish(fleet(chat=[engine(generation=1)]), now_s=2.0) == [Start(loser)]
+
+
+def test_a_lost_connection_that_was_no_end_delays_work_by_the_doubt_alone() -> None:
+    """The same generation gets requests again, the one that lost it too."""
+    one = dispatcher(engine())
+    loser = ticket()
+    one.arrive(loser, now_s=0.0)
+    one.give_back(loser, AttemptOutcome.LOST, now_s=1.0)
+    assert not one.retry(loser, now_s=1.0)
+    assert one.wake(now_s=1.0 + DOUBT_S / 2) == []
+    assert one.wake(now_s=1.0 + DOUBT_S) == [Start(loser)]
+
+
+def test_a_fault_inside_the_protocol_casts_no_doubt_on_an_engine_that_lives() -> None:
+    one = dispatcher(engine())
+    failed, waiting = ticket(), ticket()
+    one.arrive(failed, now_s=0.0)
+    one.arrive(waiting, now_s=0.0)
+    _, actions = one.give_back(failed, AttemptOutcome.GARBAGE, now_s=1.0)
+    assert actions == [Start(waiting)]
+    with pytest.raises(NoReadyReplica):
+        one.retry(failed, now_s=1.0)

@@ -37,6 +37,8 @@ class EngineTraits:
             cache is reused only for the tenant that used the slot last.
         reports_progress: Chunks carry cumulative token counts (`timings`) when asked, so that a cancelled answer is counted.
         stream_usage: `stream_options.include_usage` is understood.
+        is_ours: We started it and start it again: a lost connection means that its process has ended, and that another
+            generation follows.
     """
 
     name: str = "openai"
@@ -44,6 +46,7 @@ class EngineTraits:
     partitions_slots: bool = False
     reports_progress: bool = False
     stream_usage: bool = True
+    is_ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ DIALECTS: dict[str, EngineTraits] = {
         # A server of llama.cpp runs a call that is not streamed to its end, whoever hangs up.
         EngineTraits(name="llama.cpp", streams_only=True, reports_progress=True),
         # The same server when we started it: nobody else assigns its slots.
-        EngineTraits(name="embedded", streams_only=True, reports_progress=True, partitions_slots=True),
+        EngineTraits(
+            name="embedded", streams_only=True, reports_progress=True, partitions_slots=True, is_ours=True
+        ),
         EngineTraits(name="scripted", reports_progress=True),
     )
 }

@@ -18,6 +18,10 @@ from headrace.policies.partition import SlotGrant, SlotTable
 
 ReplicaKey = tuple[ReplicaId, int]
 
+# Control hears of the end of an engine's process within milliseconds.
+DOUBT_S = 0.5
+_CONNECTION_LOST = (AttemptOutcome.LOST, AttemptOutcome.UNREACHABLE)
+
 
 class Ticket:
     """One admitted request on its way. Owner: the Dispatcher, until it has left.
@@ -29,10 +33,12 @@ class Ticket:
         load: The replica that runs it now, or None while it waits.
         grant: The slot of that replica, where slots are partitioned.
         tried: Replicas that failed it.
+        awaits_restart: Its replica is an engine of ours that has probably ended: worth waiting for the next generation.
         waited_s: Time spent in the queue so far.
     """
 
     __slots__ = (
+        "awaits_restart",
         "deadline_s",
         "enqueued_s",
         "grant",
@@ -51,15 +57,29 @@ class Ticket:
         self.load: ReplicaLoad | None = None
         self.grant: SlotGrant | None = None
         self.tried: tuple[ReplicaKey, ...] = ()
+        self.awaits_restart = False
         self.enqueued_s = 0.0
         self.started_s = 0.0
         self.waited_s = 0.0
 
 
 class ReplicaLoad:
-    """What runs on one replica. `outstanding` is raised and lowered only by the Dispatcher, never by probes."""
+    """What runs on one replica. `outstanding` is raised and lowered only by the Dispatcher, never by probes.
 
-    __slots__ = ("health", "is_ejected", "key", "outstanding", "replica", "slot_table", "slots")
+    Until `doubted_until_s` nothing is started on it: an engine of ours lost a connection, and control is about to say
+    whether its process has ended.
+    """
+
+    __slots__ = (
+        "doubted_until_s",
+        "health",
+        "is_ejected",
+        "key",
+        "outstanding",
+        "replica",
+        "slot_table",
+        "slots",
+    )
 
     def __init__(self, replica: Replica, rules: HealthRules) -> None:
         self.replica = replica
@@ -67,6 +87,7 @@ class ReplicaLoad:
         self.slots = replica.slots
         self.outstanding = 0
         self.is_ejected = False
+        self.doubted_until_s = 0.0
         self.health = ReplicaHealth(rules)
         self.slot_table = SlotTable(replica.slots) if replica.traits.partitions_slots else None
 
@@ -165,11 +186,14 @@ class Dispatcher:
     def retry(self, ticket: Ticket, *, now_s: float) -> bool:
         """Another replica for a ticket whose slot was given back: now (True), or it waits again, ahead of later deadlines.
 
-        Raises NoReadyReplica if no replica is left that has not failed this ticket already, and DeadlineExceeded.
+        Raises NoReadyReplica if no replica is left that has not failed this ticket already, unless it awaits the restart
+        of one, and DeadlineExceeded.
         """
         state = self._states.get(ticket.model)
         _refuse_late(ticket, now_s)
-        if state is None or all(load.key in ticket.tried for load in state.loads):
+        if state is None or (
+            not ticket.awaits_restart and all(load.key in ticket.tried for load in state.loads)
+        ):
             raise NoReadyReplica(
                 "no other replica of this model is ready", retry_after_s=admission.RETRY_AFTER_MIN_S
             )
@@ -202,7 +226,11 @@ class Dispatcher:
             if state is not None:
                 state.drain.observe(now_s - ticket.started_s)
         elif outcome.is_replica_fault:
-            ticket.tried = (*ticket.tried, load.key)
+            if load.replica.traits.is_ours and outcome in _CONNECTION_LOST:
+                load.doubted_until_s = now_s + DOUBT_S
+                ticket.awaits_restart = True
+            else:
+                ticket.tried = (*ticket.tried, load.key)
             ejected = load.health.failed(now_s=now_s)
         elif outcome is AttemptOutcome.BUSY:
             ticket.tried = (*ticket.tried, load.key)
@@ -280,10 +308,13 @@ class Dispatcher:
         loads = state.loads
         if ticket.tried:
             loads = [load for load in loads if load.key not in ticket.tried]
-        any_ejected = False
+        any_ejected = any_doubted = False
         for load in loads:
             load.is_ejected = load.health.ejected_until_s > now_s
             any_ejected = any_ejected or load.is_ejected
+            any_doubted = any_doubted or load.doubted_until_s > now_s
+        if any_doubted:
+            loads = [load for load in loads if load.doubted_until_s <= now_s]
         return balancing.pick(balancing.eligible(loads) if any_ejected else loads, chance=self._chance)
 
     def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> bool:
