@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.models import shared_root, shared_store
-from tests.support.provider import Provider, provider, wait_until
+from tests.support.models import shared_root
+from tests.support.provider import Provider, embedded_provider, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -24,11 +24,7 @@ QUESTION = f"{EXCERPT}\n\nWhen does the ferry leave?"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
-    shared_store()
-    data = tmp_path_factory.mktemp("first-light")
-    (data / "models").symlink_to(shared_root())
-    with provider(data=data) as running:
-        wait_until(lambda: _ready(running) == {CHAT, EMBEDDING}, limit_s=120, what="both engines to be ready")
+    with embedded_provider(tmp_path_factory.mktemp("first-light")) as running:
         yield running
 
 
@@ -234,10 +230,6 @@ def test_a_model_that_is_being_served_is_not_removed(service: Provider) -> None:
 
 def _ask(text: str = QUESTION) -> list[Any]:
     return [{"role": "user", "content": text}]
-
-
-def _ready(service: Provider) -> set[str]:
-    return {d["model"] for d in service.status()["deployments"] if d["ready"]}
 
 
 def _replica(service: Provider) -> dict[str, Any]:

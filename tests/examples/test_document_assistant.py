@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models import shared_root, shared_store
-from tests.support.provider import Provider, provider, wait_until
+from tests.support.provider import Provider, embedded_provider, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -46,15 +45,7 @@ class Assistant:
 
 @pytest.fixture(scope="module")
 def assistant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Assistant]:
-    shared_store()
-    data = tmp_path_factory.mktemp("assistant")
-    (data / "models").symlink_to(shared_root())
-    with provider(data=data) as running:
-        wait_until(
-            lambda: all(model["ready"] for model in running.status()["deployments"]),
-            limit_s=50,
-            what="both models to be ready",
-        )
+    with embedded_provider(tmp_path_factory.mktemp("assistant")) as running:
         yield Assistant(running)
 
 

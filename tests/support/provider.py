@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.models import shared_root, shared_store
+
 HEADRACE = [sys.executable, "-m", "headrace"]
 START_LIMIT_S = 60.0
 
@@ -188,6 +190,20 @@ def provider(
             process.wait(20)
             assert process.stdout is not None
             process.stdout.close()
+
+
+@contextmanager
+def embedded_provider(data: Path) -> Iterator[Provider]:
+    """A provider with its own engines on the default models, both ready; `data` is an empty folder."""
+    shared_store()
+    (data / "models").symlink_to(shared_root())
+    with provider(data=data) as running:
+        wait_until(
+            lambda: all(offer["ready"] for offer in running.status()["deployments"]),
+            limit_s=START_LIMIT_S * 2,
+            what="both engines to be ready",
+        )
+        yield running
 
 
 def _read_until_open(process: "subprocess.Popen[str]") -> str:

@@ -4,7 +4,8 @@
     0  3    8        17                            61
 
 Positions and not separators, because the secret is url-safe base64 and may contain `_`. The checksum lets a scanner
-recognise a leaked key, and a mistyped key fail before any look-up; it is no protection, the 256 random bits are.
+recognise a leaked key, and tools a mistyped one; it is no protection, the 256 random bits are. The gateway doesn't read it:
+it holds its keys in memory, where the look-up costs no more than the checksum.
 """
 
 import base64

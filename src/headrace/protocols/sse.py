@@ -57,11 +57,6 @@ class EventParser:
                 events.append(payload)
         return events
 
-    @property
-    def has_partial_event(self) -> bool:
-        """Whether bytes of an incomplete event are left, which at the end of a stream means that it was cut."""
-        return any(piece.strip(b"\n") for piece in self._pieces)
-
     def _with_line_feeds(self, data: bytes) -> bytes:
         if self._ended_in_cr and data:
             self._ended_in_cr = False
