@@ -167,10 +167,7 @@ def test_killing_the_engine_breaks_its_streams_and_it_comes_back(service: Provid
     streams = [service.connect() for _ in range(3)]
     for connection in streams:
         _send_chat(connection, key, max_tokens=3000, stream=True)
-    received = [b"" for _ in streams]
-    for index, connection in enumerate(streams):
-        while b"delta" not in received[index]:
-            received[index] += connection.recv(4096)
+    received = [_until_it_answers(connection) for connection in streams]
     readers = [threading.Thread(target=_drain, args=(c, received, i)) for i, c in enumerate(streams)]
     for reader in readers:
         reader.start()
@@ -189,7 +186,11 @@ def test_killing_the_engine_breaks_its_streams_and_it_comes_back(service: Provid
     assert status in (200, 503), body
     wait_until(lambda: _replica(service)["state"] == "ready", limit_s=60, what="the engine to be back")
     assert _replica(service)["generation"] == before["generation"] + 1
-    (lost,) = [line for line in service.log_lines() if line["event"] == "replica.lost"]
+    (lost,) = [
+        line
+        for line in service.log_lines()
+        if line["event"] == "replica.lost" and line["generation"] == before["generation"]
+    ]
     assert (lost["replica"], lost["reason"]) == (f"{CHAT}-0", "killed by SIGKILL")
     assert service.chat(key, model=CHAT, max_tokens=1)[0] == 200
 
@@ -201,7 +202,10 @@ def test_who_has_seen_nothing_of_an_answer_outlives_the_engine(service: Provider
     streams = [service.connect() for _ in range(4)]
     for connection in streams:
         _send_chat(connection, key, max_tokens=3000, stream=True)
-    wait_until(lambda: service.status()["in_flight"] == 4, what="four in flight")
+    for connection in streams:
+        _until_it_answers(
+            connection
+        )  # one that had seen nothing yet would be answered again, and hold a slot
     answers: list[tuple[int, bytes]] = []
 
     def ask() -> None:
@@ -292,6 +296,16 @@ def _send_chat(connection: Any, key: str, *, max_tokens: int, stream: bool) -> N
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
+
+
+def _until_it_answers(connection: Any) -> bytes:
+    """What came until the first part of the answer."""
+    received = b""
+    while b"delta" not in received:
+        piece: bytes = connection.recv(4096)
+        assert piece, f"the stream ended before it began: {received!r}"
+        received += piece
+    return received
 
 
 def _drain(connection: Any, received: list[bytes], index: int) -> None:
