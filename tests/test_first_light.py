@@ -128,12 +128,11 @@ def test_a_caller_that_leaves_stops_the_engine(service: Provider, stream: bool) 
     """T5, and for whole answers REPORTS 21: the engine's slot is free long before 2,000 tokens could be made."""
     key = service.key("leaver")
     wait_until(lambda: _engine_busy(service) == 0, what="work of earlier tests to be over")
-    connection = service.connect()
-    _send_chat(connection, key, max_tokens=2000, stream=stream)
-    wait_until(lambda: _engine_busy(service) == 1, what="the engine to begin")
-    if stream:
-        assert connection.recv(100)
-    connection.close()
+    with service.connect() as connection:
+        _send_chat(connection, key, max_tokens=2000, stream=stream)
+        wait_until(lambda: _engine_busy(service) == 1, what="the engine to begin")
+        if stream:
+            assert connection.recv(100)
     wait_until(lambda: _engine_busy(service) == 0, limit_s=10, what="the engine to stop")
     (row,) = wait_until(lambda: _newest(service, 1, tenant="leaver", outcome="cancelled"), what="the record")
     # None where it left during the prefill: what was never counted is not written as zero.
@@ -291,8 +290,9 @@ def _cached(answer: dict[str, Any]) -> int:
 
 
 def _send_chat(connection: Any, key: str, *, max_tokens: int, stream: bool) -> None:
+    """Asks for exactly that many tokens: an answer that may end early could be over before anyone looks at the engine."""
     story = _ask("Write a very long story about the sea, without an end.")
-    body = {"model": CHAT, "messages": story, "max_tokens": max_tokens, "stream": stream}
+    body = {"model": CHAT, "messages": story, "max_tokens": max_tokens, "stream": stream, "ignore_eos": True}
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
