@@ -25,12 +25,12 @@ from headrace.core.errors import ConfigError, HeadraceError, leaves
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica, ReplicaState
 from headrace.core.tenant import TenantLimits
 from headrace.engines.outbox import Outbox
-from headrace.gateway.attempt import AttemptLimits
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.server import Gateway, PortLimits
 from headrace.gateway.upstream import RetryRules, Upstream
 from headrace.gateway.usage import UsageCloser
+from headrace.gateway.watch import AttemptLimits
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import HealthRules
 from headrace.policies.limits import TenantLimiter

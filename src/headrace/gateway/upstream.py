@@ -11,17 +11,18 @@ from headrace.core.request import InferenceRequest
 from headrace.engines import wire
 from headrace.engines.http import ReplicaClient, UpstreamConnection
 from headrace.engines.outbox import Outbox
-from headrace.gateway.attempt import Attempt, AttemptLimits
+from headrace.gateway import reception
+from headrace.gateway.attempt import Attempt
 from headrace.gateway.connection import Call
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Slot
 from headrace.gateway.usage import Account
+from headrace.gateway.watch import AttemptLimits, Watch
 from headrace.policies.dispatch import ReplicaKey
 from headrace.policies.retry import RetryBudget
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
-LONG_S = 2.0  # a deadline that far away is left to the ticks
 ROUNDING_S = 0.005  # the event loop's timers may run that much early
 
 
@@ -49,13 +50,12 @@ class Upstream:
     ) -> None:
         self._attempts_max = rules.attempts_max
         self._budget = RetryBudget(ratio=rules.ratio, floor_per_s=rules.floor_per_s, now_s=clock.now_s())
-        self._limits = limits
+        self._watch = Watch(limits, clock=clock)
         self._outbox = outbox
         self._metrics = metrics
         self._log = log
         self._clock = clock
         self._clients: dict[ReplicaKey, ReplicaClient] = {}
-        self._attempts: set[Attempt] = set()
         self._tasks: asyncio.TaskGroup | None = None
 
     def open(self, tasks: asyncio.TaskGroup) -> None:
@@ -64,8 +64,7 @@ class Upstream:
 
     def tick(self, now_s: float) -> None:
         """Called four times a second: looks at every attempt in progress."""
-        for attempt in list(self._attempts):
-            attempt.watch(now_s)
+        self._watch.tick(now_s)
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Closes the pools of replicas that are gone."""
@@ -90,16 +89,10 @@ class Upstream:
         while True:
             replica = slot.replica
             is_streamed = wire.is_streamed(request, replica)
-            attempt = Attempt(
-                request,
-                replica,
-                delivery,
-                call,
-                is_streamed=is_streamed,
-                limits=self._limits,
-                itl=itl,
-                clock=self._clock,
-            )
+            now_s = self._clock.now_s()
+            receive = reception.kind_of(request, is_streamed=is_streamed)
+            received = receive(request, replica, delivery, sent_s=now_s, itl=itl, clock=self._clock)
+            attempt = Attempt(request, replica, call, received, now_s=now_s)
             body = wire.encode(
                 request,
                 replica,
@@ -107,17 +100,17 @@ class Upstream:
                 upstream_model=account.deployment.upstream_model,
                 grant=slot.ticket.grant,
             )
-            self._attempts.add(attempt)
+            self._watch.begin(attempt)
             try:
-                await self._send(attempt, request, replica, body)
+                await self._send(attempt, body)
             finally:
-                self._attempts.discard(attempt)
-                end = attempt.close()
+                self._watch.end(attempt)
+                end = attempt.close(self._clock)
                 account.attempts.append(end)
                 slot.give_back(end.outcome)
             if end.outcome is AttemptOutcome.COMPLETED:
                 return
-            error = failure(attempt)
+            error = failure(attempt.reception)
             self._log.event(
                 "attempt.failed",
                 request_id=request.id,
@@ -140,10 +133,10 @@ class Upstream:
                 return
             self._metrics.retries.labels(request.model).add()
 
-    async def _send(self, attempt: Attempt, request: InferenceRequest, replica: Replica, body: bytes) -> None:
+    async def _send(self, attempt: Attempt, body: bytes) -> None:
         """One attempt on one replica. A kept-alive connection that turns out dead before its first byte of answer proves
         nothing about the replica (it closed an idle socket): the same attempt goes out again on a fresh one."""
-        client = self._client(replica)
+        request, client = attempt.request, self._client(attempt.replica)
         payload = client.payload(request.endpoint, body, request_id=request.id)
         connection: UpstreamConnection | None = client.idle_connection()
         while True:
@@ -153,15 +146,14 @@ class Upstream:
                     connection = await client.connect(limit_s=left_s)
                 except (OSError, TimeoutError):
                     is_late = self._clock.now_s() >= request.deadline_s - ROUNDING_S
-                    attempt.fail(AttemptOutcome.DEADLINE if is_late else AttemptOutcome.UNREACHABLE)
+                    attempt.reception.end(AttemptOutcome.DEADLINE if is_late else AttemptOutcome.UNREACHABLE)
                     return
-            ended = attempt.exchange(connection, payload)
-            if self._limits.are_short or request.deadline_s - request.arrived_s < LONG_S:
-                attempt.watch(self._clock.now_s())
-            await ended
-            if not attempt.is_stale_connection:
+            over = attempt.send(payload, connection)
+            self._watch.sent(attempt)
+            await over
+            if not attempt.reception.is_stale:
                 return
-            attempt.start_again()
+            attempt.reception = attempt.reception.again(sent_s=self._clock.now_s())
             connection = None
 
     def _client(self, replica: Replica) -> ReplicaClient:
@@ -183,11 +175,9 @@ class Upstream:
         )
 
 
-def failure(attempt: Attempt) -> HeadraceError:
+def failure(received: reception.Reception) -> HeadraceError:
     """What the caller is told about an attempt that failed, if no other follows."""
-    outcome, fault = attempt.outcome, attempt.fault
-    if attempt.error is not None:
-        return attempt.error
+    outcome, fault = received.outcome, received.fault
     match outcome:
         case AttemptOutcome.DEADLINE:
             return DeadlineExceeded("the deadline passed before the answer was complete")
@@ -200,7 +190,7 @@ def failure(attempt: Attempt) -> HeadraceError:
             return InvalidRequest(message)
         case AttemptOutcome.BUSY:
             return Saturated(
-                "every replica of this model is busy", retry_after_s=attempt.retry_after_s or 1.0
+                "every replica of this model is busy", retry_after_s=received.retry_after_s or 1.0
             )
         case AttemptOutcome.STALLED:
             return UpstreamError("the replica stopped answering", reason=outcome.value)
