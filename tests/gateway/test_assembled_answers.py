@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.rig import CHAT, Rig, error_of, rig
+from tests.support.provider import wait_until
 
 CALL: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 TOOL: dict[str, Any] = {
@@ -58,7 +59,8 @@ def test_an_assembled_answer_equals_the_whole_one(
     expected["usage"].pop("prompt_tokens_details", None)
     status, _, body = llama.provider.post(path, question, key=llama.key)
     assert (status, json.loads(body)) == (200, expected)
-    assert llama.engine.executions()[-1]["stream"], "it was streamed on the way"
+    # The answer is whole with its [DONE]; the engine may still be writing the end of its message.
+    wait_until(lambda: llama.engine.executions()[-1]["stream"], what="an execution that was streamed")
 
 
 @pytest.mark.parametrize("fault", ["stall:0", "stall:7"])
