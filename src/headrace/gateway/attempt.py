@@ -6,7 +6,7 @@ from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
 from headrace.core.usage import TokenUsage, UsageSource
 from headrace.engines.http import UpstreamConnection
-from headrace.gateway.connection import Call
+from headrace.gateway.call import Call
 from headrace.gateway.reception import Reception
 from headrace.gateway.usage import AttemptEnd
 from headrace.gateway.walk import Signal
@@ -69,7 +69,7 @@ class Attempt:
             return TokenUsage(source=UsageSource.NONE)
         return self.reception.usage()
 
-    # Called by the client connection: gateway.connection.PauseWatcher.
+    # Called by the client connection: gateway.call.PauseWatcher.
 
     def paused(self) -> None:
         self.reception.pause()

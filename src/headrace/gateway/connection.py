@@ -12,9 +12,10 @@ from headrace.core.errors import BodyTooSlow, HeadraceError
 from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
+from headrace.gateway.call import Call, PauseWatcher
 from headrace.gateway.routes import Route
 from headrace.gateway.walk import Walk
-from headrace.protocols import http1, openai
+from headrace.protocols import http1, openai, sse
 
 WRITE_BUFFER_MAX = 256 * 1024
 PIPELINE_MAX = 2  # calls read ahead on one connection; above it we stop reading
@@ -26,7 +27,6 @@ LINGER_S = 2.0  # how long a refused sender may take to read the refusal
 _STREAM_HEADERS = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 )
-_JSON = b"application/json"
 
 
 class ConnectionOwner(Protocol):
@@ -45,7 +45,7 @@ class ConnectionOwner(Protocol):
 
     def new_request_id(self) -> RequestId: ...
 
-    async def handle(self, call: "Call") -> None: ...
+    async def handle(self, call: Call) -> None: ...
 
     def opened(self, connection: "ClientConnection") -> bool:
         """Whether there is room for another connection; it counts until `closed`."""
@@ -58,8 +58,8 @@ class ConnectionOwner(Protocol):
         ...
 
 
-class Call:
-    """One request on a connection, and the way to answer it: exactly one of respond, finish, break_off or a lost caller."""
+class HttpCall:
+    """One request on a connection, answered in HTTP; see gateway.call.Call. Its streams are server-sent events."""
 
     __slots__ = (
         "_connection",
@@ -91,31 +91,27 @@ class Call:
         self.request_id = request_id
         self.received_s = received_s
 
+    must_stream = False
+
     @property
     def is_paused(self) -> bool:
-        """Whether the caller takes its bytes more slowly than they come."""
         return self._connection.is_paused
 
     @property
     def paused_since_s(self) -> float:
-        """Since when it takes nothing at all; only meaningful while `is_paused`."""
         return self._connection.paused_since_s
 
     @property
     def is_gone(self) -> bool:
-        """Whether the caller has left."""
         return self._connection.is_gone
 
     def abort(self) -> None:
-        """Drops the connection at once, whatever is unsent."""
         self._connection.abort()
 
-    def tell(self, watcher: "PauseWatcher") -> None:
-        """Who hears of the caller stopping and resuming to take bytes, until the call ends."""
+    def tell(self, watcher: PauseWatcher) -> None:
         self._connection.watcher = watcher
 
-    def respond(self, status: int, body: bytes, *, headers: bytes = b"", content_type: bytes = _JSON) -> None:
-        """A whole answer."""
+    def respond(self, status: int, body: bytes, *, headers: bytes = b"") -> None:
         connection = self._connection
         if not connection.keeps_alive:
             end = b"connection: close\r\n\r\n"
@@ -124,10 +120,9 @@ class Call:
         else:
             end = b"connection: keep-alive\r\n\r\n"  # HTTP/1.0 must be told
         connection.write(
-            b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b%b"
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b%b"
             % (
                 http1.STATUS_LINES[status],
-                content_type,
                 len(body),
                 self.request_id.encode(),
                 headers,
@@ -148,26 +143,23 @@ class Call:
             % (http1.STATUS_LINES[200], _STREAM_HEADERS, self.request_id.encode(), headers, framing, end)
         )
 
-    def write(self, data: bytes) -> None:
-        """A piece of the stream."""
+    def write(self, events: list[bytes]) -> None:
+        data = b"".join(map(sse.encode, events))
         self._connection.write(http1.chunk(data) if self._is_chunked else data)
 
-    def finish(self, data: bytes) -> None:
-        """The last piece of the stream."""
+    def beat(self) -> None:
+        data = sse.HEARTBEAT
+        self._connection.write(http1.chunk(data) if self._is_chunked else data)
+
+    def finish(self, events: list[bytes]) -> None:
+        """`[DONE]` is added here and nowhere else."""
+        data = b"".join(map(sse.encode, events)) + sse.DONE_EVENT
         self._connection.write(http1.chunk(data) + http1.LAST_CHUNK if self._is_chunked else data)
 
-    def break_off(self, data: bytes) -> None:
-        """A last piece, then the connection closes without the end of the body: no client can take it for a whole answer."""
+    def break_off(self, status: int, body: bytes) -> None:
+        """A last event; then the connection closes without the end of the body."""
         self._connection.keeps_alive = False
-        self._connection.write(http1.chunk(data) if self._is_chunked else data)
-
-
-class PauseWatcher(Protocol):
-    """Who wants to know that the caller has stopped or resumed taking bytes."""
-
-    def paused(self) -> None: ...
-
-    def resumed(self) -> None: ...
+        self.write([body])
 
 
 class _Refusal:
@@ -193,7 +185,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._walk: Walk | None = None
         self._reader = http1.RequestReader(self)
-        self._turns: deque[Call | _Refusal] = deque()
+        self._turns: deque[HttpCall | _Refusal] = deque()
         self._is_busy = False
         self._is_advancing = False
         self._is_done = False  # nothing more is answered
@@ -282,7 +274,7 @@ class ClientConnection(asyncio.Protocol):
         assert self._head is not None
         assert self._route is not None
         owner = self._owner
-        call = Call(
+        call = HttpCall(
             self, self._head, self._route, self._principal, body, owner.new_request_id(), owner.clock.now_s()
         )
         self._take_turn(call)
@@ -368,7 +360,7 @@ class ClientConnection(asyncio.Protocol):
         if self._walk is not None:
             self._walk.cancel()
 
-    def _take_turn(self, turn: Call | _Refusal) -> None:
+    def _take_turn(self, turn: HttpCall | _Refusal) -> None:
         self._turns.append(turn)
         self._advance()
 

@@ -13,8 +13,8 @@ from enum import StrEnum, auto
 from headrace.core.clock import Clock
 from headrace.core.errors import ClientGone, HeadraceError
 from headrace.core.outcome import Outcome
-from headrace.gateway.connection import Call
-from headrace.protocols import openai, sse
+from headrace.gateway.call import Call
+from headrace.protocols import openai
 
 
 class State(StrEnum):
@@ -135,8 +135,8 @@ class Delivery:
     def outcome(self) -> Outcome:
         return OUTCOMES[self.state]
 
-    def content(self, events: bytes, *, now_s: float) -> None:
-        """Encoded events of a streamed answer."""
+    def content(self, events: list[bytes], *, now_s: float) -> None:
+        """Events of a streamed answer."""
         if self.state is not State.DELIVERING:
             self._open_stream()
             self._step(Event.CONTENT)
@@ -144,13 +144,13 @@ class Delivery:
         self._written_s = now_s
         self._call.write(events)
 
-    def end_stream(self, events: bytes) -> None:
-        """The last encoded events of a complete answer; `[DONE]` is added here and nowhere else."""
+    def end_stream(self, events: list[bytes]) -> None:
+        """The last events of a complete answer."""
         if self.state is not State.DELIVERING:
             self._open_stream()
             self.first_content_s = self._clock.now_s()
         self._step(Event.END)
-        self._call.finish(events + sse.DONE_EVENT)
+        self._call.finish(events)
 
     def whole(self, body: bytes) -> None:
         """A whole answer."""
@@ -167,7 +167,7 @@ class Delivery:
         self.status = error.status
         body = openai.error_body(error, request_id=self._call.request_id)
         if has_head:
-            self._call.break_off(sse.encode(body))
+            self._call.break_off(error.status, body)
         else:
             self._call.respond(error.status, body, headers=self._headers() + openai.error_headers(error))
 
@@ -195,7 +195,7 @@ class Delivery:
         if now_s >= due_s and not self._call.is_paused:
             self._open_stream()
             self._step(Event.HEARTBEAT)
-            self._call.write(sse.HEARTBEAT)
+            self._call.beat()
             self._written_s = now_s
             due_s = now_s + self._heartbeat_s
         self._heartbeat = asyncio.get_running_loop().call_later(max(0.05, due_s - now_s), self._beat)

@@ -276,11 +276,11 @@ class RelayReception(Reception):
             self._end_by(answer.fault)
 
     def _pass_on(self, events: list[bytes], now_s: float) -> None:
-        self._delivery.content(b"".join(map(sse.encode, events)), now_s=now_s)
+        self._delivery.content(events, now_s=now_s)
 
     def _complete(self, events: list[bytes]) -> None:
         """The answer is whole with these last events."""
-        self._delivery.end_stream(b"".join(map(sse.encode, events)))
+        self._delivery.end_stream(events)
         self.end(AttemptOutcome.COMPLETED)
 
     def _end_answer(self) -> None:

@@ -20,7 +20,8 @@ from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
-from headrace.gateway.connection import Call, ClientConnection
+from headrace.gateway.call import Call
+from headrace.gateway.connection import ClientConnection
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.routes import Info, InfoRoute, Route, RouteTable, open_to_all

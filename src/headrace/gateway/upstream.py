@@ -13,7 +13,7 @@ from headrace.engines.http import ReplicaClient, UpstreamConnection
 from headrace.engines.outbox import Outbox
 from headrace.gateway import reception
 from headrace.gateway.attempt import Attempt
-from headrace.gateway.connection import Call
+from headrace.gateway.call import Call
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Slot
 from headrace.gateway.usage import Account
