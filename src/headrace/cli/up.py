@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import uvloop
 
-from headrace import app, config
+from headrace import config
+from headrace.app.service import Service
 from headrace.cli import common, models
 from headrace.core.errors import ConfigError, leaves
 from headrace.core.fleet import Task
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         log_to = None if log == "-" else Path(log) if log else data / "logs" / "headrace.log"
 
         async def serve() -> None:
-            await app.Service(
+            await Service(
                 settings, data, models=stored, log_to=log_to, tell=_tell, make_key=_make_key(arguments.data)
             ).run()
 

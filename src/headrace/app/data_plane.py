@@ -1,0 +1,215 @@
+"""The data plane of one process, put together: the gateway with all that it owns, and the keys that it goes by."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from headrace.app.report import LoadReport, PlaneReport
+from headrace.config import Config
+from headrace.core.clock import Clock
+from headrace.core.errors import ConfigError
+from headrace.core.fleet import FleetSnapshot, Replica
+from headrace.core.tenant import TenantLimits
+from headrace.engines.outbox import Outbox
+from headrace.gateway.auth import Authenticator
+from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.server import Gateway, PortLimits
+from headrace.gateway.upstream import RetryRules, Upstream
+from headrace.gateway.usage import RecordSink, UsageCloser
+from headrace.gateway.watch import AttemptLimits
+from headrace.policies.dispatch import Dispatcher
+from headrace.policies.health import HealthRules
+from headrace.policies.limits import TenantLimiter
+from headrace.stores import tenants
+from headrace.telemetry.logs import Log
+from headrace.telemetry.metrics import Metrics
+
+KEY_CHECK_S = 0.25
+
+
+class Records(RecordSink, Protocol):
+    """Where usage records go, and whether they get there."""
+
+    @property
+    def is_behind(self) -> bool: ...
+
+
+class DataPlane:
+    """Serves the public port. From outside it gets snapshots; it gives records, reports and metrics."""
+
+    def __init__(
+        self,
+        config: Config,
+        data: Path,
+        *,
+        records: Records,
+        metrics: Metrics,
+        log: Log,
+        clock: Clock,
+        chance: random.Random,
+    ) -> None:
+        self._config = config
+        self._records = records
+        self._metrics = metrics
+        self._log = log
+        self._clock = clock
+        self._chance = chance
+        self._port = 0
+        self._tenants = tenants.open_tenants(data, clock=clock)
+        self._auth = Authenticator(tenants.load_pepper(data / tenants.PEPPER_NAME), clock=clock)
+        self._auth.replace(self._tenants.key_ring(_default_limits(config)))
+        self._keys_revision = self._tenants.ring_revision
+        self._gateway = self._build_gateway()
+
+    async def serve(self, *, opened: Callable[[int], None]) -> None:
+        """Listens until cancelled; `opened` gets the real port. Raises ConfigError where it can't be had."""
+        server = self._config.server
+
+        def remember(port: int) -> None:
+            self._port = port
+            opened(port)
+
+        try:
+            await self._gateway.serve(server.host, server.port, opened=remember)
+        except* OSError as errors:
+            if self._port:
+                raise
+            raise ConfigError(
+                f"public port {server.host}:{server.port} can't be opened: {errors.exceptions[0]}; "
+                "choose another with --port or `server.port`"
+            ) from None
+
+    async def watch_keys(self) -> None:
+        """Keys and limits changed by a command are in force within a second; those that can't be read stay as they are."""
+        was_read = True
+        while True:
+            await asyncio.sleep(KEY_CHECK_S)
+            try:
+                if await asyncio.to_thread(self._tenants.changed):
+                    ring = await asyncio.to_thread(self._tenants.key_ring, _default_limits(self._config))
+                    self._auth.replace(ring)
+                    self._keys_revision = self._tenants.ring_revision
+                    self._log.event("keys.reloaded", keys=len(ring))
+                was_read = True
+            except Exception as error:  # noqa: BLE001 -- the task's edge: the service outlives its database
+                self._metrics.internal_errors.labels("keys").add()
+                if was_read:
+                    self._log.event("keys.failing", error=f"{type(error).__name__}: {error}")
+                was_read = False
+
+    def publish(self, snapshot: FleetSnapshot) -> None:
+        self._gateway.publish(snapshot)
+
+    @property
+    def in_progress(self) -> int:
+        return self._gateway.in_progress
+
+    @property
+    def ticked_s(self) -> float:
+        """When the loop last turned, by the clock."""
+        return self._gateway.ticked_s
+
+    @property
+    def key_count(self) -> int:
+        return self._auth.key_count
+
+    async def drain(self) -> int:
+        """Takes no new work, waits for what is in progress, cuts what lasts too long; returns how many were cut."""
+        return await self._gateway.drain(self._config.server.drain_s)
+
+    def end_drain(self) -> None:
+        self._gateway.end_drain()
+
+    def close(self) -> None:
+        self._tenants.close()
+
+    def report(self) -> PlaneReport:
+        gateway, now_s = self._gateway, self._clock.now_s()
+        dispatch = gateway.dispatch
+        return PlaneReport(
+            is_ready=gateway.is_ready,
+            connections=gateway.connection_count,
+            in_progress=gateway.in_progress,
+            waiting=dispatch.waiting,
+            queued={each.name: dispatch.queue_length(each.name) for each in dispatch.deployments()},
+            loads=[
+                LoadReport(
+                    model, load.replica.id, load.slots, load.outstanding, load.health.is_ejected(now_s)
+                )
+                for model, load in dispatch.loads()
+            ],
+            key_count=self._auth.key_count,
+            keys_revision=self._keys_revision,
+        )
+
+    def fill_gauges(self) -> None:
+        """Sets the gauges whose facts the gateway keeps itself."""
+        metrics, report = self._metrics, self.report()
+        metrics.connections.labels().set(report.connections)
+        metrics.streams_open.labels().set(self._gateway.streams_open)
+        for model, length in report.queued.items():
+            metrics.queue_length.labels(model).set(length)
+        metrics.in_flight.clear()
+        metrics.replica_ejected.clear()
+        for load in report.loads:
+            metrics.in_flight.labels(load.model, load.replica).set(load.outstanding)
+            metrics.replica_ejected.labels(load.model, load.replica).set(load.is_ejected)
+
+    def _build_gateway(self) -> Gateway:
+        config, clock = self._config, self._clock
+        request, health = config.request, config.health
+        rules = HealthRules(health.failures_to_eject, health.ejection_s, health.ejection_max_s)
+        dispatcher = Dispatcher(
+            queue_length_max=config.admission.queue_length_max, health=rules, chance=self._chance
+        )
+        outbox = Outbox()
+        return Gateway(
+            auth=self._auth,
+            outbox=outbox,
+            dispatch=Dispatch(
+                dispatcher,
+                TenantLimiter(),
+                clock=clock,
+                queue_wait_max_s=config.admission.queue_wait_max_s,
+                on_ejected=self._ejected,
+            ),
+            upstream=Upstream(
+                rules=RetryRules(request.attempts_max, request.retry_ratio, request.retry_floor_per_s),
+                limits=AttemptLimits(
+                    request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
+                ),
+                outbox=outbox,
+                metrics=self._metrics,
+                log=self._log,
+                clock=clock,
+            ),
+            usage=UsageCloser(self._records, self._metrics, self._log, clock=clock),
+            limits=PortLimits(
+                connections_max=config.server.connections_max,
+                header_timeout_s=config.server.header_timeout_s,
+                idle_timeout_s=config.server.idle_timeout_s,
+                write_stall_limit_s=request.write_stall_limit_s,
+                body_bytes_per_s_min=config.server.body_bytes_per_s_min,
+                body_bytes_max=config.server.body_bytes_max,
+                deadline_s=request.deadline_s,
+                deadline_max_s=request.deadline_max_s,
+                heartbeat_s=request.heartbeat_s,
+            ),
+            accepts_work=lambda: not self._records.is_behind,
+            metrics=self._metrics,
+            log=self._log,
+            clock=clock,
+            chance=self._chance,
+        )
+
+    def _ejected(self, replica: Replica) -> None:
+        self._log.event(
+            "replica.ejected", replica=replica.id, generation=replica.generation, reason="failures in a row"
+        )
+
+
+def _default_limits(config: Config) -> TenantLimits:
+    defaults = config.tenant_defaults
+    return TenantLimits(defaults.requests_per_minute, defaults.requests_burst, defaults.concurrency_max)

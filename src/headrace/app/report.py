@@ -1,0 +1,38 @@
+"""What does a data plane say of itself? Plain values, so that it may run in another process than who asks."""
+
+import msgspec
+
+from headrace.core.ids import ReplicaId
+
+
+class LoadReport(msgspec.Struct, frozen=True, gc=False):
+    """One replica as this data plane uses it.
+
+    Attributes:
+        slots: Requests that it may run there now; outstanding: that it runs.
+    """
+
+    model: str
+    replica: ReplicaId
+    slots: int
+    outstanding: int
+    is_ejected: bool
+
+
+class PlaneReport(msgspec.Struct, frozen=True):
+    """One data plane at one moment.
+
+    Attributes:
+        in_progress: Requests that have an account, `waiting` of them in a queue.
+        queued: Waiting requests by model.
+        keys_revision: Which state of tenants and keys it goes by; see stores.tenants.
+    """
+
+    is_ready: bool
+    connections: int
+    in_progress: int
+    waiting: int
+    queued: dict[str, int]
+    loads: list[LoadReport]
+    key_count: int
+    keys_revision: int

@@ -1,0 +1,252 @@
+"""The composition root: builds the service from its configuration, starts and stops its parts in order."""
+
+import asyncio
+import concurrent.futures
+import gc
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import headrace
+from headrace.app.control_plane import ControlPlane
+from headrace.app.data_plane import DataPlane
+from headrace.app.status import service_status
+from headrace.config import Config
+from headrace.control.api import AdminServer, admin_token
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import HeadraceError, leaves
+from headrace.stores import sqlite
+from headrace.stores.ledger import Ledger
+from headrace.stores.registry import StoredModel
+from headrace.telemetry.logfile import RotatingFile
+from headrace.telemetry.logs import LineStream, Log
+from headrace.telemetry.metrics import Metrics
+from headrace.telemetry.strays import capture_strays
+
+ON_LOOP_LIMIT_S = 2.0
+
+Tell = Callable[[str], None]
+
+
+class Service:
+    """One running provider. Built and run on one event loop; `tell` gets lines for the person who started it.
+
+    Args:
+        models: The embedded engines' models, already in the store.
+        log_to: A file, or None for standard error.
+        make_key: The command that makes a first key, shown while there is none.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: Path,
+        *,
+        models: Sequence[StoredModel],
+        log_to: Path | None,
+        tell: Tell,
+        make_key: str,
+    ) -> None:
+        self._config = config
+        self._data = data
+        self._tell = tell
+        self._make_key = make_key
+        self._clock: Clock = SystemClock()
+        # Seeded once from the system: reading the system's generator for every id would give the interpreter's lock away.
+        chance = random.Random(os.urandom(32))
+        self._started_s = self._clock.now_s()
+        self._port = 0
+        self._stop = asyncio.Event()
+        stream: LineStream = RotatingFile(log_to) if log_to is not None else sys.stderr
+        self._log = Log(stream, self._clock)
+        capture_strays(self._log)
+        self._metrics = Metrics()
+        self._ledger_failures = 0  # written by the ledger's thread alone
+        self._ledger = Ledger(
+            data / sqlite.DATABASE_NAME,
+            clock=self._clock,
+            on_failure=self._ledger_failed,
+            on_recovery=lambda outage_s: self._log.event("ledger.recovered", outage_s=outage_s),
+        )
+        self._ledger.start()
+        self._data_plane = DataPlane(
+            config,
+            data,
+            records=self._ledger,
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+            chance=chance,
+        )
+        self._control = ControlPlane(
+            config,
+            data,
+            models,
+            publish=self._data_plane.publish,
+            tell=tell,
+            first_ready=self._first_ready,
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+            chance=chance,
+        )
+        self._admin = self._build_admin()
+
+    async def run(self) -> None:
+        """Serves until SIGTERM, SIGINT or a closed terminal (SIGHUP), then drains.
+
+        Raises ConfigError where a port or file can't be had, HeadraceError where usage records were lost at the end.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+                loop.add_signal_handler(number, self._asked_to_stop)
+        _calm_the_collector()
+        self._log.event(
+            "service.starting", version=headrace.__version__, pid=os.getpid(), data=str(self._data)
+        )
+        self._metrics.on_scrape(lambda: self._on_loop(self._fill_gauges))
+        self._loop = loop
+        try:
+            self._admin_port = self._admin.start()
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._data_plane.serve(opened=self._opened), name="gateway"),
+                    tasks.create_task(self._control.run(), name="control"),
+                    tasks.create_task(self._data_plane.watch_keys(), name="keys"),
+                ]
+                await self._stop.wait()
+                cut = await self._drain()
+                for task in running:
+                    task.cancel()
+        except* Exception as errors:
+            for error in leaves(errors):
+                if not isinstance(error, HeadraceError):
+                    self._log.internal_error(error, where="service")
+            raise
+        finally:
+            await asyncio.to_thread(self._ledger.stop)
+            self._admin.stop()
+            self._data_plane.close()
+            (self._data / "run" / "service.json").unlink(missing_ok=True)
+        self._log.event(
+            "service.stopped", reason="signal", cut=cut, uptime_s=self._clock.now_s() - self._started_s
+        )
+        self._tell(f"stopped, {cut} requests cut" if cut else "stopped, nothing cut")
+        if lost := self._ledger.backlog:
+            raise HeadraceError(f"{lost} usage records were never written: {self._ledger.failed}")
+
+    def _build_admin(self) -> AdminServer:
+        server = self._config.server
+        return AdminServer(
+            server.admin_host,
+            server.admin_port,
+            admin_token(self._data / "run"),
+            metrics=self._metrics,
+            status=lambda: self._on_loop(self._status),
+            heartbeat=lambda: self._clock.now_s() - self._data_plane.ticked_s,
+            log=self._log,
+        )
+
+    async def _drain(self) -> int:
+        server = self._config.server
+        in_flight = self._data_plane.in_progress
+        self._log.event("service.draining", reason="signal", in_flight=in_flight, drain_s=server.drain_s)
+        self._tell(
+            f"draining: {in_flight} requests in progress (at most {server.drain_s:.0f} s; Ctrl-C again ends at once)"
+        )
+        return await self._data_plane.drain()
+
+    # Called back.
+
+    def _asked_to_stop(self) -> None:
+        if self._stop.is_set():
+            self._data_plane.end_drain()
+        self._stop.set()
+
+    def _opened(self, port: int) -> None:
+        self._port = port
+        server = self._config.server
+        facts = {
+            "pid": os.getpid(),
+            "public_host": server.host,
+            "public_port": port,
+            "admin_host": server.admin_host,
+            "admin_port": self._admin_port,
+            "started_s": self._clock.wall_s(),
+        }
+        path = self._data / "run" / "service.json"
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(facts), encoding="utf-8")
+        draft.replace(path)
+        self._tell(f"public port  http://{server.host}:{port}/v1")
+        self._tell(
+            f"admin port   http://{server.admin_host}:{self._admin_port}  (token in {self._data}/run/admin.token)"
+        )
+        if not self._data_plane.key_count:
+            self._tell(f"no key yet   make one with: {self._make_key}")
+
+    def _first_ready(self) -> None:
+        elapsed_s = self._clock.now_s() - self._started_s
+        server = self._config.server
+        self._log.event(
+            "service.ready",
+            host=server.host,
+            port=self._port,
+            admin_host=server.admin_host,
+            admin_port=self._admin_port,
+            elapsed_s=elapsed_s,
+        )
+
+    def _ledger_failed(self, message: str) -> None:
+        self._ledger_failures += 1
+        self._metrics.ledger_failures.labels().add()
+        self._log.event("ledger.failing", error=message, backlog=self._ledger.backlog)
+
+    # Asked from the admin port's thread.
+
+    def _on_loop(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns, called on the gateway's loop, so that it sees no change half made."""
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(ask())
+            except Exception as error:  # noqa: BLE001 -- handed over to the asking thread
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(call)
+        return answer.result(timeout=ON_LOOP_LIMIT_S)
+
+    def _fill_gauges(self) -> None:
+        self._data_plane.fill_gauges()
+        self._metrics.ledger_backlog.labels().set(self._ledger.backlog)
+        self._metrics.ledger_committed.labels().set(self._ledger.committed)
+
+    def _status(self) -> dict[str, Any]:
+        return service_status(
+            [self._data_plane.report()],
+            self._control.deployments,
+            self._control.replicas(),
+            uptime_s=self._clock.now_s() - self._started_s,
+            ledger={
+                "backlog": self._ledger.backlog,
+                "committed": self._ledger.committed,
+                "failed": self._ledger_failures,
+                "rejected": self._ledger.rejected,
+                "duplicates": self._ledger.duplicates,
+            },
+        )
+
+
+def _calm_the_collector() -> None:
+    """What is alive now (modules, tables) lives as long as the process: it is never looked at again for cycles, and the
+    rest less often. The request path makes hardly any cycles; at the default thresholds the collector took 5 % of it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)

@@ -1,0 +1,77 @@
+"""What does `headrace status` show? The whole service as one JSON object, out of what its parts say of themselves."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import headrace
+from headrace.app.report import PlaneReport
+from headrace.control.status import ReplicaStatus
+from headrace.core.fleet import Deployment
+
+
+def service_status(
+    planes: Sequence[PlaneReport],
+    deployments: Mapping[str, Deployment],
+    replicas: Sequence[ReplicaStatus],
+    *,
+    uptime_s: float,
+    ledger: Mapping[str, int],
+) -> dict[str, Any]:
+    """Sums over the data planes; the keys' revision is the oldest that any of them goes by."""
+    waiting = sum(plane.waiting for plane in planes)
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in deployments}
+    for replica in replicas:
+        rows.setdefault(replica.deployment, []).append(_replica(replica, planes))
+    return {
+        "version": headrace.__version__,
+        "uptime_s": uptime_s,
+        "ready": any(plane.is_ready for plane in planes),
+        "connections": sum(plane.connections for plane in planes),
+        "in_flight": sum(plane.in_progress for plane in planes) - waiting,
+        "queued": waiting,
+        "deployments": [
+            {
+                "model": name,
+                "tasks": sorted(task.value for task in deployment.tasks),
+                "revision": deployment.revision,
+                "ready": len(deployment.replicas),
+                "queued": sum(plane.queued.get(name, 0) for plane in planes),
+                "replicas": rows[name],
+            }
+            for name, deployment in deployments.items()
+        ]
+        # Servers that have never answered, so that nobody knows what they offer.
+        + [
+            {"model": None, "tasks": [], "revision": "", "ready": 0, "queued": 0, "replicas": unknown}
+            for name, unknown in rows.items()
+            if name not in deployments
+        ],
+        "keys": {
+            "count": min((plane.key_count for plane in planes), default=0),
+            "revision": min((plane.keys_revision for plane in planes), default=0),
+        },
+        "ledger": dict(ledger),
+    }
+
+
+def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport]) -> dict[str, Any]:
+    loads = [
+        load
+        for plane in planes
+        for load in plane.loads
+        if (load.model, load.replica) == (status.deployment, status.replica)
+    ]
+    cold = status.cold_start
+    return {
+        "id": status.replica,
+        "state": status.state.value,
+        "reason": status.reason,
+        "generation": status.generation,
+        "restarts": status.restarts,
+        "slots": sum(load.slots for load in loads),
+        "in_flight": sum(load.outstanding for load in loads),
+        "ejected": any(load.is_ejected for load in loads),
+        "pid": status.pid,
+        "cold_start_s": cold and {"launch": cold.launch_s, "load": cold.load_s, "warm": cold.warm_s},
+        "gauges": dict(status.gauges),
+    }
