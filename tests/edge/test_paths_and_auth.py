@@ -1,6 +1,7 @@
 """T43, T46, T39, T40: no spelling of a path and no form of a key opens what the plain one doesn't."""
 
 import http.client
+import json
 import os
 import socket
 import time
@@ -11,7 +12,9 @@ import pytest
 from headrace.core import keys
 from headrace.core.request import Endpoint
 from tests.edge.conftest import Edge
+from tests.support.http_answers import answers, read_answers
 from tests.support.provider import wait_until
+from tests.support.wire import post
 
 OPEN = ("/livez", "/readyz")
 KEYED = ("/v1/models", "/v1/models/scripted", *(endpoint.value for endpoint in Endpoint))
@@ -173,21 +176,26 @@ def test_the_admin_token_is_no_key_and_a_key_no_admin_token(edge: Edge) -> None:
     assert status(edge, "/admin/v1/status", key=token, port=edge.service.admin_port) == 200
 
 
+def post_on(kept: socket.socket, key: str, *, text: str = "hi") -> int:
+    """One chat completion in one write on a connection that stays open; its status."""
+    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": text}]}).encode()
+    kept.sendall(post("/v1/chat/completions", body, headers=f"authorization: Bearer {key}\r\n"))
+    (answer,) = answers(read_answers(kept, count=1, silence_s=0.01).data)
+    return answer.status
+
+
 @pytest.mark.slow
 def test_a_revoked_key_is_refused_within_two_seconds(edge: Edge) -> None:
     """T39: on a connection that used it before, too; other keys go on working."""
     key = edge.service.key("leaver")
-    kept = http.client.HTTPConnection("127.0.0.1", edge.service.port, timeout=20)
-    headers = {"authorization": f"Bearer {key}"}
-    kept.request("GET", "/v1/models", headers=headers)
-    assert kept.getresponse().read()
-    edge.service.cli("keys", "revoke", key[8:16])
-    revoked_s = time.monotonic()
-    wait_until(lambda: edge.service.get("/v1/models", key=key)[0] == 401, what="the revocation")
-    assert time.monotonic() - revoked_s < 2.0
-    kept.request("GET", "/v1/models", headers=headers)
-    assert kept.getresponse().status == 401
-    kept.close()
+    with edge.service.connect() as kept:
+        # Several with the same head: from the second on, it is recognised and not read again.
+        assert [post_on(kept, key) for _ in range(3)] == [200, 200, 200]
+        edge.service.cli("keys", "revoke", key[8:16])
+        revoked_s = time.monotonic()
+        wait_until(lambda: edge.service.get("/v1/models", key=key)[0] == 401, what="the revocation")
+        assert time.monotonic() - revoked_s < 2.0
+        assert post_on(kept, key) == 401
     assert edge.service.get("/v1/models", key=edge.key)[0] == 200
 
 
@@ -197,7 +205,18 @@ def test_an_expired_key_is_refused(edge: Edge) -> None:
     edge.service.cli("tenants", "create", "guest")
     key = edge.service.cli("keys", "create", "--tenant", "guest", "--expires", "4s").stdout.strip()
     wait_until(lambda: edge.service.get("/v1/models", key=key)[0] == 200, what="the key to be in force")
-    wait_until(lambda: edge.service.get("/v1/models", key=key)[0] == 401, what="the expiry")
+    with edge.service.connect() as kept:
+        wait_until(lambda: post_on(kept, key) == 401, what="the expiry on a connection that is never idle")
+    assert edge.service.get("/v1/models", key=key)[0] == 401
+
+
+@pytest.mark.slow
+def test_bodies_of_other_lengths_under_the_same_head_are_read_whole(edge: Edge) -> None:
+    with edge.service.connect() as kept:
+        assert [post_on(kept, edge.key, text="a" * size) for size in (1, 5, 90_000, 0, 5, 300_000, 7)] == [
+            200
+        ] * 7
+        assert post_on(kept, edge.key, text="a" * 5_000_000) == 413
 
 
 # Models

@@ -208,3 +208,89 @@ def test_a_waiting_sender_is_told_only_where_its_body_is_wanted() -> None:
 def test_a_chunk_is_read_back(data: bytes) -> None:
     head = CHUNKED[: CHUNKED.index(b"3;e")]
     assert read(head + http1.chunk(data) + http1.LAST_CHUNK)[1] == data
+
+
+# A head that is repeated
+
+HEADS = [
+    b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST /p HTTP/1.1\r\nHost: x\r\ncontent-LENGTH:\t 5\r\nAuthorization: Bearer k\r\n\r\nhello",
+    b"\r\nPOST /p?content-length:5 HTTP/1.1\r\nHost: x\r\nX: content-length: 9\r\nContent-Length: 5\r\n\r\n\r\n\r\n1",
+]
+
+
+def repeated(request: bytes) -> http1.RepeatedHead:
+    found = http1.repeated_head(request)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("request_bytes", HEADS)
+@pytest.mark.parametrize("body", [b"", b"a", b"hello" * 1000, b"\r\n\r\n"])
+def test_a_repeated_head_gives_up_its_body_whatever_its_length(request_bytes: bytes, body: bytes) -> None:
+    head, _, _ = request_bytes.partition(b"\r\n\r\n")
+    again = (
+        head.replace(b" 5\r", b" %d\r" % len(body))
+        if b" 5\r" in head
+        else head.replace(b" 5", b" %d" % len(body))
+    )
+    assert repeated(request_bytes).body_of(again + b"\r\n\r\n" + body) == body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        POST[:-1],
+        POST + b"!",
+        POST + POST,
+        POST.replace(b"x", b"y"),
+        POST.replace(b": 5", b": 5 "),
+        POST.replace(b": 5", b": +5"),
+        POST.replace(b": 5", b": "),
+        POST.replace(b": 5", b": 00000000005"),
+        POST.replace(b": 5\r\n", b": 5\r\nX: 1\r\n"),
+        POST.replace(b": 5\r\n", b": 5\r\nContent-Length: 5\r\n"),
+        b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 5",
+    ],
+)
+def test_whatever_is_not_that_head_with_a_whole_body_is_left_to_the_reader(data: bytes) -> None:
+    assert repeated(POST).body_of(data) is None
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [GET, CHUNKED, POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")]
+)
+def test_a_head_without_a_plain_length_is_not_remembered(request_bytes: bytes) -> None:
+    assert http1.repeated_head(request_bytes) is None
+
+
+@given(
+    request_bytes=st.sampled_from(HEADS),
+    edits=st.lists(
+        st.tuples(
+            st.integers(0, 200), st.sampled_from([b"", b"\r", b"\n", b":", b" ", b"0", b"5", b"6", b"a"])
+        ),
+        max_size=4,
+    ),
+)
+def test_what_is_taken_as_repeated_is_what_the_reader_would_have_read(
+    request_bytes: bytes, edits: list[tuple[int, bytes]]
+) -> None:
+    """T50: no edit of a request is read in two ways."""
+    data = request_bytes
+    for at, piece in edits:
+        at %= len(data) + 1
+        data = data[:at] + piece + data[at + len(piece) :] if piece else data[:at] + data[at + 1 :]
+    body = repeated(request_bytes).body_of(data)
+    if body is None:
+        return
+    first, second = read(request_bytes), read(data)
+    assert second[1:] == [body]
+    (method, path, version, headers, keeps_alive), (*others, headers_again, keeps_alive_again) = (
+        first[0],
+        second[0],
+    )  # type: ignore[misc]
+    assert others == [method, path, version]
+    assert keeps_alive_again == keeps_alive
+    assert {**headers_again, b"content-length": b""} == {**headers, b"content-length": b""}

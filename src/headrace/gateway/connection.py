@@ -5,6 +5,7 @@ The walk (gateway/server.py) is a coroutine that runs for each call in its turn;
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from headrace.core.clock import Clock
@@ -39,8 +40,12 @@ class ConnectionOwner(Protocol):
     write_stall_limit_s: float
     body_bytes_per_s_min: int
 
-    def screen(self, head: http1.RequestHead) -> tuple[Route, Principal | None]:
+    def screen(self, head: http1.RequestHead) -> "Screened":
         """Decides on a head alone whether its body may come. Raises HeadraceError."""
+        ...
+
+    def still_holds(self, screened: "Screened") -> bool:
+        """Whether `screen` would decide the same again: no key has changed or expired meanwhile."""
         ...
 
     def new_request_id(self) -> RequestId: ...
@@ -56,6 +61,23 @@ class ConnectionOwner(Protocol):
     def refused_early(self, error: HeadraceError, request_id: RequestId) -> None:
         """A message was refused before it became a call."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """What is known of a request before its body.
+
+    Attributes:
+        principal: None where no key is needed.
+        keys_version: Of the key ring that was asked.
+        expires_s: When the key does, in Unix seconds; infinity if it never does.
+    """
+
+    head: http1.RequestHead
+    route: Route
+    principal: Principal | None
+    keys_version: int
+    expires_s: float
 
 
 class HttpCall:
@@ -75,18 +97,16 @@ class HttpCall:
     def __init__(
         self,
         connection: "ClientConnection",
-        head: http1.RequestHead,
-        route: Route,
-        principal: Principal | None,
+        screened: Screened,
         body: bytes,
         request_id: RequestId,
         received_s: float,
     ) -> None:
         self._connection = connection
-        self._is_chunked = head.version == "1.1"
-        self.head = head
-        self.route = route
-        self.principal = principal
+        self._is_chunked = screened.head.version == "1.1"
+        self.head = screened.head
+        self.route = screened.route
+        self.principal = screened.principal
         self.body = body
         self.request_id = request_id
         self.received_s = received_s
@@ -190,9 +210,10 @@ class ClientConnection(asyncio.Protocol):
         self._is_advancing = False
         self._is_done = False  # nothing more is answered
         self._unsent: list[bytes] = []
-        self._head: http1.RequestHead | None = None
-        self._route: Route | None = None
-        self._principal: Principal | None = None
+        self._screened: Screened | None = None
+        self._repeated: http1.RepeatedHead | None = (
+            None  # the head of `_screened`, if the next one may say the same
+        )
         self._body_since_s = 0.0
         self._limit_s = 0.0
         self._untaken_bytes = 0
@@ -221,13 +242,19 @@ class ClientConnection(asyncio.Protocol):
             if self._discardable < 0 and self._transport is not None and not self._transport.is_closing():
                 self._transport.pause_reading()  # not yet a reset: the refusal may still be unsent
             return
-        was_idle = self._reader.is_idle
+        reader = self._reader
+        was_idle = reader.is_idle
+        if self._repeated is not None and was_idle and self._is_taken_as_repeated(data, self._repeated):
+            return
+        messages = reader.messages
         try:
-            self._reader.feed(data)
+            reader.feed(data)
         except HeadraceError as error:
             self._refuse(error)
             return
-        if not self._reader.is_idle and not self._reader.is_reading_body and was_idle:
+        if was_idle and reader.is_idle and reader.messages == messages + 1:
+            self._repeated = http1.repeated_head(data)
+        if not reader.is_idle and not reader.is_reading_body and was_idle:
             self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
         if (
             len(self._turns) > PIPELINE_MAX
@@ -235,6 +262,18 @@ class ClientConnection(asyncio.Protocol):
             and not self._transport.is_closing()
         ):
             self._transport.pause_reading()
+
+    def _is_taken_as_repeated(self, data: bytes, repeated: http1.RepeatedHead) -> bool:
+        """Takes the call without reading its head, if that is the last one again and what was decided on it holds."""
+        body, screened = repeated.body_of(data), self._screened
+        if body is None or screened is None or len(body) > screened.route.body_bytes_max:
+            return False
+        owner = self._owner
+        if not owner.still_holds(screened):
+            self._repeated = None
+            return False
+        self._take_turn(HttpCall(self, screened, body, owner.new_request_id(), owner.clock.now_s()))
+        return True
 
     def eof_received(self) -> bool:
         return False  # a half-closed connection is a caller that has gone
@@ -261,23 +300,19 @@ class ClientConnection(asyncio.Protocol):
     # Called by the reader.
 
     def head_received(self, head: http1.RequestHead) -> int:
-        route, principal = self._owner.screen(head)
-        self._head, self._route, self._principal = head, route, principal
+        self._screened = None  # of the message before: a refusal of this one must not lean on it
+        screened = self._screened = self._owner.screen(head)
         self._body_since_s = self._owner.clock.now_s()
-        return route.body_bytes_max
+        return screened.route.body_bytes_max
 
     def body_awaited(self) -> None:
         if not self._turns and not self._is_busy and self._transport is not None:
             self.write(http1.CONTINUE)
 
     def request_received(self, body: bytes) -> None:
-        assert self._head is not None
-        assert self._route is not None
+        assert self._screened is not None
         owner = self._owner
-        call = HttpCall(
-            self, self._head, self._route, self._principal, body, owner.new_request_id(), owner.clock.now_s()
-        )
-        self._take_turn(call)
+        self._take_turn(HttpCall(self, self._screened, body, owner.new_request_id(), owner.clock.now_s()))
 
     # Called by calls, in their turn.
 
@@ -407,7 +442,7 @@ class ClientConnection(asyncio.Protocol):
         """Answers in its turn, and reads no more than a little of what still comes."""
         request_id = self._owner.new_request_id()
         self._owner.refused_early(error, request_id)
-        body_bytes_max = self._route.body_bytes_max if self._route is not None else 0
+        body_bytes_max = self._screened.route.body_bytes_max if self._screened is not None else 0
         self._discardable = DISCARD_BYTES_MAX + max(0, body_bytes_max - self._reader.body_bytes)
         self._limit_s = self._owner.clock.now_s() + LINGER_S
         self._take_turn(_Refusal(error, request_id))

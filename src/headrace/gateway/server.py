@@ -1,6 +1,7 @@
 """The public port: which paths there are, and the walk of one request from its bytes to its records."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,10 +22,10 @@ from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.call import Call
-from headrace.gateway.connection import ClientConnection
+from headrace.gateway.connection import ClientConnection, Screened
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Dispatch
-from headrace.gateway.routes import Info, InfoRoute, Route, RouteTable, open_to_all
+from headrace.gateway.routes import Info, InfoRoute, RouteTable, open_to_all
 from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import Account, UsageCloser
 from headrace.protocols import http1, openai
@@ -252,7 +253,7 @@ class Gateway:
 
     # Called by connections.
 
-    def screen(self, head: http1.RequestHead) -> tuple[Route, Principal | None]:
+    def screen(self, head: http1.RequestHead) -> Screened:
         """Decides on the head alone: an unknown caller's body is neither kept nor parsed.
 
         Whoever has no key learns nothing about paths either; the path is matched exactly, byte by byte, so that no other
@@ -260,15 +261,21 @@ class Gateway:
         """
         open_route = open_to_all(head.method, head.path)
         if open_route is not None:
-            return open_route, None
-        principal = self.auth.identify(head.headers)
+            return Screened(head, open_route, None, self.auth.version, math.inf)
+        entry = self.auth.find(head.headers)
         if head.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise InvalidRequest("compressed bodies are not accepted; send the JSON as it is")
         route = self._routes.find(head.method, head.path)
         if route is not None:
-            return route, principal
+            expires_s = math.inf if entry.expires_s is None else entry.expires_s
+            return Screened(head, route, entry.principal, self.auth.version, expires_s)
         self._metrics.unmatched_requests.labels().add()
         raise NotFound("no such path, or not with that method; see GET /v1/models and docs/reference/http.md")
+
+    def still_holds(self, screened: Screened) -> bool:
+        return screened.keys_version == self.auth.version and (
+            screened.expires_s == math.inf or self.clock.wall_s() < screened.expires_s
+        )
 
     def new_request_id(self) -> RequestId:
         return request_id(self._chance, wall_s=self.clock.wall_s())

@@ -18,6 +18,9 @@ CHUNK_OVERHEAD = 6
 FRAMING_BYTES_MAX = 64 * 1024
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,10})\r\n", re.IGNORECASE)
+_EXPECT = re.compile(rb"\r\nexpect:", re.IGNORECASE)
+_LENGTH_DIGITS_MAX = 10
 # Headers that decide something and may not be said twice.
 _SINGLE = frozenset(
     {b"host", b"authorization", b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"}
@@ -43,6 +46,41 @@ class RequestHead:
         return self.version == "1.1" and self.headers.get(b"expect", b"").lower() == b"100-continue"
 
 
+class RepeatedHead:
+    """Recognises a request whose head says what an accepted one said, byte for byte but for the length of its body.
+
+    A caller that keeps its connection repeats its head; what was found out about it (framing, Host, path, key) needs no
+    second look. State: the bytes before and after the digits of Content-Length.
+    """
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
+        self._after = after
+
+    def body_of(self, data: bytes) -> bytes | None:
+        """The body, if `data` is one whole request with this head and nothing more; else None, and the reader must look."""
+        before, after = self._before, self._after
+        if not data.startswith(before):
+            return None
+        start = len(before)
+        end = data.find(b"\r", start, start + _LENGTH_DIGITS_MAX + 1)
+        digits = data[start:end]
+        if end < 0 or not digits.isdigit() or not data.startswith(after, end):
+            return None
+        start = end + len(after)
+        return data[start:] if len(data) - start == int(digits) else None
+
+
+def repeated_head(data: bytes) -> RepeatedHead | None:
+    """From a request that the reader has accepted whole; None if its body came in chunks or was awaited, or it has none."""
+    length = _CONTENT_LENGTH.search(data, 0, data.find(b"\r\n\r\n") + 2)
+    if length is None or _EXPECT.search(data, 0, length.endpos) is not None:
+        return None
+    return RepeatedHead(data[: length.start(1)], data[length.end(1) : length.endpos + 2])
+
+
 class RequestSink(Protocol):
     """Who receives what the reader reads. Either method may raise HeadraceError to refuse the message."""
 
@@ -62,14 +100,14 @@ class RequestSink(Protocol):
 class RequestReader:
     """Reads the requests of one connection, one after another, pipelined or not.
 
-    State: of the message being read only; `is_idle` between messages.
+    State: of the message being read only; `is_idle` between messages, `messages` counts those read whole.
     """
 
     def __init__(self, sink: RequestSink) -> None:
         self._sink = sink
         self._parser: Any = httptools.HttpRequestParser(self)
         self._failure: HeadraceError | None = None
-        self._messages = 0
+        self.messages = 0
         self._sound_host: bytes | None = None
         self.body_bytes = 0
         self.is_idle = True
@@ -81,7 +119,7 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Reads on. Raises the error to answer with; after that the connection can't be read any further."""
-        messages = self._messages
+        messages = self.messages
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -90,7 +128,7 @@ class RequestReader:
             raise error.__context__ or error from None
         except httptools.HttpParserError:
             raise InvalidRequest("the request is not well-formed HTTP/1.1") from None
-        if not self.is_idle and self._messages == messages:
+        if not self.is_idle and self.messages == messages:
             self._fed_bytes += len(data)  # all of it is of this message
             self._check_unfinished()
 
@@ -157,7 +195,7 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         self.is_idle = True
-        self._messages += 1
+        self.messages += 1
         parts = self._parts
         self._sink.request_received(parts[0] if len(parts) == 1 else b"".join(parts))
 
