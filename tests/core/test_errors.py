@@ -45,8 +45,9 @@ def test_the_class_of_an_error_follows_from_its_status(kind: type[errors.Headrac
 )
 def test_overload_always_says_when_to_come_back(kind: type[errors.OverloadError]) -> None:
     with pytest.raises(TypeError, match="retry_after_s"):
-        kind("no time given")  # type: ignore[call-arg]
-    assert kind("with time", retry_after_s=2.0).retry_after_s == 2.0
+        kind("no time given", reason="queue_full")  # type: ignore[call-arg]
+    error = kind("with time", retry_after_s=2.0, reason="queue_full")
+    assert (error.retry_after_s, error.reason) == (2.0, "queue_full")
 
 
 def test_the_drawing_in_the_docstring_is_the_tree() -> None:
@@ -67,6 +68,14 @@ def test_an_error_keeps_what_it_was_told() -> None:
     )
     failed = errors.UpstreamError("it failed", reason="upstream_lost", retry_after_s=1.0)
     assert (failed.reason, failed.retry_after_s) == ("upstream_lost", 1.0)
+
+
+def test_the_reason_of_an_error_is_its_code_unless_a_finer_one_is_given() -> None:
+    """`saturated` is too coarse for records: it always says why."""
+    assert errors.InvalidRequest("no").reason == "invalid_request"
+    assert errors.RateLimited("later", retry_after_s=1.0).reason == "rate_limited"
+    with pytest.raises(TypeError, match="reason"):
+        errors.Saturated("later", retry_after_s=1.0)  # type: ignore[call-arg]
 
 
 def test_the_leaves_of_a_group_are_all_its_errors() -> None:

@@ -1,4 +1,4 @@
-"""What an end of an attempt says about the replica, and about trying another."""
+"""What an end of an attempt says about the replica."""
 
 import pytest
 
@@ -15,12 +15,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("outcome", AttemptOutcome)
-def test_only_faults_of_the_replica_speak_against_it_and_only_they_or_a_full_one_are_retried(
-    outcome: AttemptOutcome,
-) -> None:
-    """T25: neither a caller's bad request nor a caller who left; T26: a full replica is not a sick one."""
+def test_only_faults_of_the_replica_speak_against_it(outcome: AttemptOutcome) -> None:
+    """T25: neither a caller's bad request, nor one whose answer is too large, nor a caller who left; T26: a full replica is
+    not a sick one."""
     assert outcome.is_replica_fault == (outcome in FAULTS)
-    assert outcome.is_retryable == (outcome in FAULTS | {AttemptOutcome.BUSY})
 
 
 def test_every_fault_of_a_replica_says_upstream_and_nothing_of_the_caller_does() -> None:

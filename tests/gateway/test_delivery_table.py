@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.gateway.delivery import OUTCOMES, TRANSITIONS, Event, State
+from headrace.core.endings import ENDINGS, Ending, Stage
+from headrace.core.outcome import Outcome
+from headrace.gateway.delivery import EVENTS, TRANSITIONS, Event, State
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "delivery.md"
-ENDS = set(OUTCOMES)
+ENDS = {State[outcome.name] for outcome in Outcome}
 LIVE = set(State) - ENDS
 MAY_RETRY = {State.WAITING, State.OPEN}
 
@@ -41,9 +43,18 @@ def test_an_end_has_no_exit(state: State) -> None:
     assert TRANSITIONS[state] == {}
 
 
-def test_the_ends_and_the_outcomes_are_one_to_one() -> None:
-    assert len(set(OUTCOMES.values())) == len(OUTCOMES)
-    assert all(state.name == outcome.name for state, outcome in OUTCOMES.items())
+STATES_OF = {
+    Stage.UNSTARTED: {State.WAITING, State.OPEN},
+    Stage.WORKING: {State.WAITING, State.OPEN},
+    Stage.ANSWERING: {State.DELIVERING},
+}
+
+
+@pytest.mark.parametrize("row", ENDINGS.values(), ids=lambda row: f"{row.reason}-{row.stage}")
+def test_every_row_of_the_endings_is_a_step_of_the_table_to_the_state_of_its_outcome(row: Ending) -> None:
+    """So no request can end in a way that its caller was not told."""
+    for state in STATES_OF[row.stage]:
+        assert TRANSITIONS[state][EVENTS[row.outcome]] is State[row.outcome.name]
 
 
 def test_no_way_leads_from_the_first_byte_of_an_answer_back_to_a_retry() -> None:

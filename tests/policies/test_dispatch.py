@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
         _, actions = self.dispatcher.give_back(ticket, outcome, now_s=self.now_s)
         assert ticket.load is None
         self.perform(actions)
-        if retries and outcome.is_retryable:
+        if retries and (outcome.is_replica_fault or outcome is AttemptOutcome.BUSY):
             self.place(ticket, self.dispatcher.retry)
 
     @precondition(lambda self: self.waiting)

@@ -31,6 +31,10 @@ class HeadraceError(Exception):
         code: Machine-readable name; a promise (docs/reference/errors.md).
         type: OpenAI's coarse class of the error.
         should_retry: What `x-should-retry` says; None leaves the decision to the client.
+
+    Attributes:
+        reason: Why, for records, metrics and logs: a word of core.outcome.Reason, finer than the code where there is one,
+            which is the code itself unless said otherwise. Where no request ends with it, a word of its own.
     """
 
     status: ClassVar[int] = 500
@@ -38,11 +42,19 @@ class HeadraceError(Exception):
     type: ClassVar[str] = "server_error"
     should_retry: ClassVar[bool | None] = None
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        reason: str = "",
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.reason = reason or self.code
 
 
 class InternalError(HeadraceError):
@@ -114,8 +126,10 @@ class OverloadError(HeadraceError):
     type = "rate_limit_error"
     should_retry = True
 
-    def __init__(self, message: str, *, retry_after_s: float, param: str | None = None) -> None:
-        super().__init__(message, param=param, retry_after_s=retry_after_s)
+    def __init__(
+        self, message: str, *, retry_after_s: float, param: str | None = None, reason: str = ""
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s, reason=reason)
 
 
 class RateLimited(OverloadError):
@@ -133,11 +147,14 @@ class ConcurrencyLimited(OverloadError):
 
 
 class Saturated(OverloadError):
-    """503: the deployment's queue is full, or the wait would pass the deadline."""
+    """503: the deployment's queue is full, or the wait would pass the deadline; `reason` says which."""
 
     status = 503
     code = "saturated"
     type = "server_error"
+
+    def __init__(self, message: str, *, retry_after_s: float, reason: str, param: str | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, param=param, reason=reason)
 
 
 class NoReadyReplica(OverloadError):
@@ -164,9 +181,10 @@ class UpstreamError(HeadraceError):
     code = "replica_failed"
     should_retry = False
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
-        self.reason = reason
+    def __init__(
+        self, message: str, *, reason: str, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s, reason=reason)
 
 
 class ClientGone(HeadraceError):

@@ -1,4 +1,4 @@
-"""How a request or an attempt ended: one word each, written once."""
+"""How a request or an attempt ended, and why: one word each, written once."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ class Outcome(StrEnum):
     REFUSED: turned away before any work (limits, admission, validation).
     FAILED: work was tried, nothing of the answer reached the caller.
     BROKEN: part of the answer reached the caller, then an explicit error.
-    CANCELLED: the caller left.
+    CANCELLED: the caller left, or took its answer so slowly that it was let go.
     """
 
     DELIVERED = "delivered"
@@ -21,7 +21,7 @@ class Outcome(StrEnum):
 
 
 class AttemptOutcome(StrEnum):
-    """The end of one attempt on one replica; the value is the `reason` in records and metrics."""
+    """The end of one attempt on one replica; where the request ends with it, the value is the reason as well."""
 
     COMPLETED = "completed"
     CANCELLED = "cancelled"
@@ -33,17 +33,13 @@ class AttemptOutcome(StrEnum):
     TRUNCATED = "upstream_truncated"  # a clean end, but no finish_reason and no [DONE]
     STALLED = "upstream_stalled"  # silent for longer than the stall limit
     ERRED = "upstream_error"  # an error status or an error event
-    GARBAGE = "upstream_garbage"  # not the protocol, or over a size cap
+    GARBAGE = "upstream_garbage"  # not the protocol
+    OVERSIZED = "upstream_oversized"  # an answer, but over a size cap
 
     @property
     def is_replica_fault(self) -> bool:
         """Whether this speaks against the replica's health."""
         return self not in _NOT_THE_REPLICA
-
-    @property
-    def is_retryable(self) -> bool:
-        """Whether another replica might do better, provided nothing was delivered."""
-        return self.is_replica_fault or self is AttemptOutcome.BUSY
 
 
 _NOT_THE_REPLICA = frozenset(
@@ -53,5 +49,51 @@ _NOT_THE_REPLICA = frozenset(
         AttemptOutcome.DEADLINE,
         AttemptOutcome.REJECTED,
         AttemptOutcome.BUSY,
+        # What one caller asked for was large: that must not take the replica away from the others.
+        AttemptOutcome.OVERSIZED,
     }
 )
+
+
+class Reason(StrEnum):
+    """Why a request ended as it did; the value stands in records, metrics and logs. What follows from it: core/endings.py."""
+
+    OK = "ok"
+
+    # The caller.
+    CLIENT_GONE = "client_gone"
+    SLOW_READER = "slow_reader"  # it took nothing of its answer for the write stall limit
+    DEADLINE = "deadline_exceeded"
+
+    # Its request.
+    INVALID_REQUEST = "invalid_request"
+    UNAUTHENTICATED = "unauthenticated"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    BODY_TOO_SLOW = "body_too_slow"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+
+    # Its tenant's limits.
+    RATE_LIMITED = "rate_limited"
+    CONCURRENCY_LIMITED = "concurrency_limited"
+
+    # Our own.
+    QUEUE_FULL = "queue_full"
+    WAIT_TOO_LONG = "wait_too_long"  # it would have waited beyond its deadline
+    QUEUE_TIME_OVER = "queue_time_over"  # it did wait as long as anybody may
+    NO_READY_REPLICA = "no_ready_replica"
+    LEDGER_BEHIND = "ledger_behind"  # usage can't be recorded at the moment
+    DRAINING = "draining"  # it came after the service was asked to stop
+    STOPPING = "stopping"  # the time to finish what was in progress is over
+    INTERNAL = "internal_error"
+
+    # The replica's.
+    REJECTED = AttemptOutcome.REJECTED.value
+    BUSY = AttemptOutcome.BUSY.value
+    UNREACHABLE = AttemptOutcome.UNREACHABLE.value
+    LOST = AttemptOutcome.LOST.value
+    TRUNCATED = AttemptOutcome.TRUNCATED.value
+    STALLED = AttemptOutcome.STALLED.value
+    ERRED = AttemptOutcome.ERRED.value
+    GARBAGE = AttemptOutcome.GARBAGE.value
+    OVERSIZED = AttemptOutcome.OVERSIZED.value

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from headrace.core import endings
+from headrace.core.endings import Charge, Stage
 from headrace.core.ids import KeyId, ReplicaId, RequestId, TenantId
 
 
@@ -44,7 +46,7 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         started_s: Unix seconds of arrival.
-        outcome, reason: core.outcome.Outcome value, and a word from the error or attempt vocabulary ("ok" when delivered).
+        outcome, reason: Values of core.outcome.Outcome and core.outcome.Reason.
         status: HTTP status of the answer, or of the error that took its place or broke it off; 499 when the caller left.
         queue_wait_s, ttft_s, total_s: Durations by the monotonic clock; ttft_s is None when nothing was delivered.
         attempts: How many replicas were tried.
@@ -69,6 +71,15 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     ttft_s: float | None
     total_s: float
     attempts: int
+
+    @property
+    def charge(self) -> Charge:
+        """What is billed of it, by core/endings.py."""
+        if not self.attempts:
+            stage = Stage.UNSTARTED
+        else:
+            stage = Stage.WORKING if self.ttft_s is None else Stage.ANSWERING
+        return endings.find(self.reason, stage).charge
 
 
 class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):

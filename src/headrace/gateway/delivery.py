@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable
 from enum import StrEnum, auto
 
+from headrace.core import endings
 from headrace.core.clock import Clock
+from headrace.core.endings import COMPLETE, Ending, Stage
 from headrace.core.errors import ClientGone, HeadraceError
-from headrace.core.outcome import Outcome
+from headrace.core.outcome import Outcome, Reason
 from headrace.gateway.call import Call
 from headrace.protocols import openai
 
@@ -72,17 +74,22 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     State.CANCELLED: {},
 }
 
-OUTCOMES = {
-    State.DELIVERED: Outcome.DELIVERED,
-    State.REFUSED: Outcome.REFUSED,
-    State.FAILED: Outcome.FAILED,
-    State.BROKEN: Outcome.BROKEN,
-    State.CANCELLED: Outcome.CANCELLED,
+# What a row of core/endings.py does to a delivery.
+EVENTS = {
+    Outcome.DELIVERED: Event.END,
+    Outcome.REFUSED: Event.REFUSAL,
+    Outcome.FAILED: Event.LOSS,
+    Outcome.BROKEN: Event.LOSS,
+    Outcome.CANCELLED: Event.GONE,
 }
 
 
 class Delivery:
-    """The one delivery of a request. Owner of `state`; `status` and `error` say how it ended, for the records."""
+    """The one delivery of a request. Owner of `state`; `ending` and `status` say how it ended, for the records.
+
+    Attributes:
+        has_begun: A replica has the request, or had it; set by the attempt loop.
+    """
 
     __slots__ = (
         "_call",
@@ -90,10 +97,12 @@ class Delivery:
         "_headers",
         "_heartbeat",
         "_heartbeat_s",
+        "_is_reader_slow",
         "_is_streaming",
         "_written_s",
-        "error",
+        "ending",
         "first_content_s",
+        "has_begun",
         "state",
         "status",
     )
@@ -116,24 +125,24 @@ class Delivery:
         self._written_s = 0.0
         self.state = State.WAITING
         self.status = 0
-        self.error: HeadraceError | None = None
+        self.ending: Ending | None = None
+        self.has_begun = False
+        self._is_reader_slow = False
         self.first_content_s: float | None = None
         if is_streaming:
             self._written_s = clock.now_s()
             self._heartbeat = asyncio.get_running_loop().call_later(heartbeat_s, self._beat)
 
     @property
-    def may_retry(self) -> bool:
-        """Whether nothing of the answer has reached the caller and it is still there."""
-        return self.state in (State.WAITING, State.OPEN)
-
-    @property
     def is_over(self) -> bool:
-        return self.state in _ENDS
+        return self.ending is not None
 
     @property
-    def outcome(self) -> Outcome:
-        return OUTCOMES[self.state]
+    def stage(self) -> Stage:
+        """How far the request has come; not to be asked after the end."""
+        if self.state is State.DELIVERING:
+            return Stage.ANSWERING
+        return Stage.WORKING if self.has_begun else Stage.UNSTARTED
 
     def content(self, events: list[bytes], *, now_s: float) -> None:
         """Events of a streamed answer."""
@@ -150,32 +159,44 @@ class Delivery:
             self._open_stream()
             self.first_content_s = self._clock.now_s()
         self._step(Event.END)
+        self.ending = COMPLETE
         self._call.finish(events)
 
     def whole(self, body: bytes) -> None:
         """A whole answer."""
         self.first_content_s = self._clock.now_s()
         self._step(Event.END)
+        self.ending = COMPLETE
         self.status = 200
         self._call.respond(200, body, headers=self._headers())
 
-    def fail(self, error: HeadraceError, *, is_refusal: bool) -> None:
+    def fail(self, error: HeadraceError) -> None:
         """Says that there is no answer, or no more of it: by status where none was sent yet, else by an error event."""
         has_head = self.state is not State.WAITING
-        self._step(Event.REFUSAL if is_refusal else Event.LOSS)
-        self.error = error
-        self.status = error.status
+        self._end(error)
         body = openai.error_body(error, request_id=self._call.request_id)
         if has_head:
             self._call.break_off(error.status, body)
         else:
             self._call.respond(error.status, body, headers=self._headers() + openai.error_headers(error))
 
+    def cut_reader(self) -> None:
+        """Drops a caller that takes nothing; `client_gone` follows, as for one that left."""
+        self._is_reader_slow = True
+        self._call.abort()
+
     def client_gone(self) -> None:
-        """The caller left; what it has not seen it will not see."""
-        self._step(Event.GONE)
-        self.error = ClientGone("the caller closed the connection")
-        self.status = ClientGone.status
+        """The caller left, or was let go; what it has not seen it will not see."""
+        if self._is_reader_slow:
+            self._end(ClientGone("the caller took nothing of its answer", reason=Reason.SLOW_READER))
+        else:
+            self._end(ClientGone("the caller closed the connection"))
+
+    def _end(self, error: HeadraceError) -> None:
+        ending = endings.find(error.reason, self.stage)
+        self._step(EVENTS[ending.outcome])
+        self.ending = ending
+        self.status = error.status
 
     def _step(self, event: Event) -> None:
         following = TRANSITIONS[self.state].get(event)

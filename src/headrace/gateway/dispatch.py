@@ -7,7 +7,7 @@ from types import TracebackType
 from headrace.core.clock import Clock
 from headrace.core.errors import DeadlineExceeded, HeadraceError, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
-from headrace.core.outcome import AttemptOutcome
+from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.policies.dispatch import Action, Dispatcher, Expire, ReplicaLoad, Start, Ticket
@@ -116,6 +116,7 @@ class Dispatch:
                 raise Saturated(
                     f"no slot became free within {self._queue_wait_max_s:.0f} s",
                     retry_after_s=max(1.0, self._dispatcher.expected_wait_s(ticket.model)),
+                    reason=Reason.QUEUE_TIME_OVER,
                 ) from None
         except BaseException:
             if waiter.done() and not waiter.cancelled():

@@ -103,6 +103,10 @@ class Reception:
         if self.connection is not None:
             self.connection.resume()
 
+    def cut_reader(self) -> None:
+        """The caller has taken nothing for too long."""
+        self._delivery.cut_reader()
+
     # Called by the connection: engines.http.ResponseSink.
 
     def head(self, status: int, headers: Headers) -> None:
@@ -155,7 +159,7 @@ class Reception:
         if self._body_bytes <= (WHOLE_BYTES_MAX if self.status == 200 else ERROR_BYTES_MAX):
             self._body.append(data)
         elif self.status == 200:
-            self.end(AttemptOutcome.GARBAGE)
+            self.end(AttemptOutcome.OVERSIZED)
 
     def _end_by(self, fault: answers.UpstreamFault) -> None:
         """The replica put an error where an answer should be."""
@@ -241,7 +245,7 @@ class RelayReception(Reception):
         try:
             events = self._events.feed(data)
         except sse.EventTooLarge:
-            self.end(AttemptOutcome.GARBAGE)
+            self.end(AttemptOutcome.OVERSIZED)
             return
         if events:
             self._take(events)
@@ -327,7 +331,7 @@ class AssemblyReception(RelayReception):
             self.end(AttemptOutcome.GARBAGE)
             return
         if self._body_bytes > WHOLE_BYTES_MAX:
-            self.end(AttemptOutcome.GARBAGE)
+            self.end(AttemptOutcome.OVERSIZED)
 
     def _complete(self, events: list[bytes]) -> None:
         self._pass_on(events, self.heard_s)

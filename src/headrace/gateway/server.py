@@ -17,6 +17,7 @@ from headrace.core.errors import (
 )
 from headrace.core.fleet import Deployment, FleetSnapshot
 from headrace.core.ids import RequestId, request_id
+from headrace.core.outcome import Reason
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
@@ -120,17 +121,15 @@ class Gateway:
                     await slot.wait()
                 await self.upstream.run(request, slot, delivery, call, account)
         except HeadraceError as refusal:
-            delivery.fail(refusal, is_refusal=True)
+            delivery.fail(refusal)
         except asyncio.CancelledError:
             if not delivery.is_over:  # it may have ended in the same turn of the loop
-                self._cut(call, delivery, account)
+                self._cut(call, delivery)
             raise
         except Exception as bug:  # noqa: BLE001 -- as in `handle`; here the request has an account, which must be closed
             self._report(bug, call)
             if not delivery.is_over:
-                delivery.fail(
-                    InternalError("a fault of ours; report it with the request id"), is_refusal=False
-                )
+                delivery.fail(InternalError("a fault of ours; report it with the request id"))
         finally:
             self._end(request)
             account.queue_wait_s = slot.ticket.waited_s
@@ -146,21 +145,24 @@ class Gateway:
         if self._is_draining and not self.in_progress:
             self._quiet.set()
 
-    def _cut(self, call: Call, delivery: Delivery, account: Account) -> None:
+    def _cut(self, call: Call, delivery: Delivery) -> None:
         """Ends what was cancelled: because the caller left, or by us because the time to drain is over."""
         if call.is_gone:
             delivery.client_gone()
         else:
-            stopping = NoReadyReplica("this server is stopping", retry_after_s=5.0)
-            delivery.fail(stopping, is_refusal=not account.attempts)
+            delivery.fail(
+                NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.STOPPING)
+            )
 
     def _parse(self, call: Call, endpoint: Endpoint) -> tuple[InferenceRequest, Deployment]:
         """Bytes to a checked request and the deployment that it names, or InvalidRequest and ModelNotFound."""
         assert call.principal is not None, "inference is never anonymous"
         if self._is_draining:
-            raise NoReadyReplica("this server is stopping", retry_after_s=5.0)
+            raise NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.DRAINING)
         if not self._accepts_work():
-            raise Saturated("usage can't be recorded at the moment", retry_after_s=5.0)
+            raise Saturated(
+                "usage can't be recorded at the moment", retry_after_s=5.0, reason=Reason.LEDGER_BEHIND
+            )
         parsed = openai.parse_body(endpoint, call.body)
         call.body = b""  # megabytes, perhaps, which what was parsed holds again
         deployment = self.dispatch.deployment(parsed.model)
@@ -249,6 +251,7 @@ class Gateway:
             key_id=None if principal is None else principal.key_id,
             status=error.status,
             code=error.code,
+            reason=error.reason,
         )
 
     # Called by connections.

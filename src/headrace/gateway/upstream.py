@@ -3,8 +3,10 @@
 import asyncio
 from dataclasses import dataclass
 
+from headrace.core import endings
 from headrace.core.clock import Clock
-from headrace.core.errors import DeadlineExceeded, HeadraceError, InvalidRequest, Saturated, UpstreamError
+from headrace.core.endings import Ending
+from headrace.core.errors import DeadlineExceeded, HeadraceError
 from headrace.core.fleet import FleetSnapshot, Replica
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
@@ -85,6 +87,7 @@ class Upstream:
         the engine.
         """
         self._budget.request()
+        delivery.has_begun = True
         itl = self._metrics.itl_seconds.labels(request.model)
         while True:
             replica = slot.replica
@@ -110,7 +113,7 @@ class Upstream:
                 slot.give_back(end.outcome)
             if end.outcome is AttemptOutcome.COMPLETED:
                 return
-            error = failure(attempt.reception)
+            ending = endings.find(end.outcome, delivery.stage)
             self._log.event(
                 "attempt.failed",
                 request_id=request.id,
@@ -122,14 +125,14 @@ class Upstream:
                 upstream_status=end.upstream_status,
                 elapsed_s=end.ended_s - end.started_s,
             )
-            if not self._may_retry(end.outcome, delivery, attempts=len(account.attempts)):
-                delivery.fail(error, is_refusal=False)
+            if not self._may_retry(ending, attempts=len(account.attempts)):
+                delivery.fail(failure(attempt.reception, ending))
                 return
             try:
                 await slot.move()
             except HeadraceError as no_alternative:
                 too_late = isinstance(no_alternative, DeadlineExceeded)
-                delivery.fail(no_alternative if too_late else error, is_refusal=False)
+                delivery.fail(no_alternative if too_late else failure(attempt.reception, ending))
                 return
             self._metrics.retries.labels(request.model).add()
 
@@ -166,35 +169,15 @@ class Upstream:
             )
         return client
 
-    def _may_retry(self, outcome: AttemptOutcome, delivery: Delivery, *, attempts: int) -> bool:
+    def _may_retry(self, ending: Ending, *, attempts: int) -> bool:
         return (
-            outcome.is_retryable
-            and delivery.may_retry
+            ending.may_retry
             and attempts < self._attempts_max
             and self._budget.take(now_s=self._clock.now_s())
         )
 
 
-def failure(received: reception.Reception) -> HeadraceError:
+def failure(received: reception.Reception, ending: Ending) -> HeadraceError:
     """What the caller is told about an attempt that failed, if no other follows."""
-    outcome, fault = received.outcome, received.fault
-    match outcome:
-        case AttemptOutcome.DEADLINE:
-            return DeadlineExceeded("the deadline passed before the answer was complete")
-        case AttemptOutcome.REJECTED:
-            message = (
-                fault.message
-                if fault is not None and fault.message
-                else "the model found the request invalid"
-            )
-            return InvalidRequest(message)
-        case AttemptOutcome.BUSY:
-            return Saturated(
-                "every replica of this model is busy", retry_after_s=received.retry_after_s or 1.0
-            )
-        case AttemptOutcome.STALLED:
-            return UpstreamError("the replica stopped answering", reason=outcome.value)
-        case AttemptOutcome.TRUNCATED:
-            return UpstreamError("the replica's answer ended before it was complete", reason=outcome.value)
-        case _:
-            return UpstreamError("the replica failed", reason=outcome.value)
+    said = received.fault.message if received.fault is not None else ""
+    return ending.as_error(said, retry_after_s=received.retry_after_s or 1.0)

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.core.clock import Clock
+from headrace.core.endings import Ending
 from headrace.core.fleet import Deployment, Replica
 from headrace.core.outcome import AttemptOutcome, Outcome
 from headrace.core.request import Endpoint, InferenceRequest
@@ -53,7 +54,7 @@ class Account:
         self.queue_wait_s = 0.0
         self.attempts: list[AttemptEnd] = []
 
-    def usage(self, outcome: Outcome) -> TokenUsage:
+    def usage(self) -> TokenUsage:
         """The request's tokens: those of the attempt that made the answer, which is the last.
 
         Attempts that failed before it are in their own records; what is charged for them is a rule of the price book.
@@ -84,19 +85,18 @@ class UsageCloser:
         self._metrics = metrics
         self._log = log
         self._clock = clock
-        self._series: dict[tuple[Endpoint, str, Outcome, str], _Series] = {}
+        self._series: dict[tuple[Endpoint, str, Ending], _Series] = {}
 
     def close(self, account: Account, delivery: Delivery) -> None:
         """The one terminal write of a request, whatever its end. Refusals before any work leave a metric and a log line
         and no record: a refused flood must not fill the disk."""
-        assert delivery.is_over, "an account is closed after its delivery has ended"
-        request, outcome = account.request, delivery.outcome
+        request, ending = account.request, delivery.ending
+        assert ending is not None, "an account is closed after its delivery has ended"
         total_s = self._clock.now_s() - request.arrived_s
-        reason = "ok" if outcome is Outcome.DELIVERED else _reason(account, delivery)
-        self._measure(account, delivery, reason=reason, total_s=total_s)
-        if outcome is Outcome.REFUSED:
+        self._measure(account, delivery, ending, total_s=total_s)
+        if ending.outcome is Outcome.REFUSED:
             return
-        usage = account.usage(outcome)
+        usage = account.usage()
         first_s = delivery.first_content_s
         self._ledger.append(
             UsageRecord(
@@ -108,8 +108,8 @@ class UsageCloser:
                 endpoint=str(request.endpoint),
                 is_streaming=request.is_streaming,
                 started_s=request.arrived_wall_s,
-                outcome=str(outcome),
-                reason=reason,
+                outcome=ending.outcome.value,
+                reason=ending.reason.value,
                 status=delivery.status,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
@@ -123,8 +123,9 @@ class UsageCloser:
             [self._execution(request, index, end) for index, end in enumerate(account.attempts, start=1)],
         )
 
-    def _make_series(self, endpoint: str, model: str, outcome: str, reason: str) -> "_Series":
+    def _make_series(self, endpoint: str, model: str, ending: Ending) -> "_Series":
         metrics = self._metrics
+        outcome, reason = ending.outcome.value, ending.reason.value
         return _Series(
             requests=metrics.requests.labels(endpoint, model, outcome, reason),
             seconds=metrics.request_seconds.labels(endpoint, model, outcome),
@@ -152,18 +153,19 @@ class UsageCloser:
             usage_source=str(end.usage.source),
         )
 
-    def _measure(self, account: Account, delivery: Delivery, *, reason: str, total_s: float) -> None:
-        request, outcome = account.request, delivery.outcome
+    def _measure(self, account: Account, delivery: Delivery, ending: Ending, *, total_s: float) -> None:
+        request, outcome = account.request, ending.outcome
         model, endpoint = request.model, str(request.endpoint)
-        series = self._series.get((request.endpoint, model, outcome, reason))
+        series = self._series.get((request.endpoint, model, ending))
         if series is None:
-            series = self._make_series(endpoint, model, str(outcome), reason)
+            series = self._make_series(endpoint, model, ending)
             if len(self._series) < SERIES_MAX:
-                self._series[(request.endpoint, model, outcome, reason)] = series
+                self._series[(request.endpoint, model, ending)] = series
         series.requests.add()
         series.seconds.observe(total_s)
         if outcome is Outcome.REFUSED:
-            self._metrics.refusals.labels(reason).add()
+            assert ending.error is not None, "every refusal has its error"
+            self._metrics.refusals.labels(ending.error.code).add()
         else:
             series.queue_wait.observe(account.queue_wait_s)
         if delivery.first_content_s is not None:
@@ -174,36 +176,23 @@ class UsageCloser:
             series.prompt.value += tokens.prompt_tokens
             series.cached.value += tokens.cached_tokens
             series.completion.value += tokens.completion_tokens
-        if outcome is Outcome.REFUSED:
-            self._log.event(
-                "request.refused",
-                request_id=request.id,
-                tenant=request.principal.tenant,
-                key_id=request.principal.key_id,
-                model=model,
-                endpoint=endpoint,
-                status=delivery.status,
-                code=reason,
-            )
-        elif outcome is not Outcome.DELIVERED:
-            self._log.event(
-                f"request.{outcome}",
-                request_id=request.id,
-                tenant=request.principal.tenant,
-                key_id=request.principal.key_id,
-                model=model,
-                endpoint=endpoint,
-                reason=reason,
-                status=delivery.status,
-                total_s=round(total_s, 3),
-            )
+        if ending.event is not None:
+            self._report(request, delivery, ending, total_s=total_s)
 
-
-def _reason(account: Account, delivery: Delivery) -> str:
-    """Why it was not delivered: the last attempt's fault, else our refusal's code."""
-    if delivery.outcome in (Outcome.FAILED, Outcome.BROKEN) and account.attempts:
-        last = account.attempts[-1].outcome
-        if last not in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED):
-            return str(last)
-    assert delivery.error is not None, "whatever was not delivered has an error"
-    return str(delivery.error.code)
+    def _report(
+        self, request: InferenceRequest, delivery: Delivery, ending: Ending, *, total_s: float
+    ) -> None:
+        assert ending.event is not None
+        assert ending.error is not None
+        self._log.event(
+            ending.event,
+            request_id=request.id,
+            tenant=request.principal.tenant,
+            key_id=request.principal.key_id,
+            model=request.model,
+            endpoint=str(request.endpoint),
+            code=ending.error.code,
+            reason=ending.reason,
+            status=delivery.status,
+            total_s=round(total_s, 3),
+        )

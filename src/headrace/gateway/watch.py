@@ -72,7 +72,7 @@ class Watch:
         elif now_s >= attempt.request.deadline_s:
             attempt.reception.end(AttemptOutcome.DEADLINE)
         elif attempt.call.is_paused:
-            attempt.call.abort()
+            attempt.reception.cut_reader()
         else:
             attempt.reception.end(AttemptOutcome.STALLED)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from headrace.core.errors import Saturated
+from headrace.core.outcome import Reason
 
 RETRY_AFTER_MIN_S = 1.0
 RETRY_AFTER_MAX_S = 60.0
@@ -104,9 +105,12 @@ def check_admission(*, queued: int, is_full: bool, expected_wait_s: float, time_
     """Raises Saturated when the queue is full, or when the wait alone would outlast the request's deadline."""
     retry_after_s = min(RETRY_AFTER_MAX_S, max(RETRY_AFTER_MIN_S, expected_wait_s))
     if is_full:
-        raise Saturated(f"the queue is full ({queued} waiting)", retry_after_s=retry_after_s)
+        raise Saturated(
+            f"the queue is full ({queued} waiting)", retry_after_s=retry_after_s, reason=Reason.QUEUE_FULL
+        )
     if expected_wait_s > time_left_s:
         raise Saturated(
             f"the expected wait of {expected_wait_s:.1f} s is longer than the {time_left_s:.1f} s left",
             retry_after_s=retry_after_s,
+            reason=Reason.WAIT_TOO_LONG,
         )

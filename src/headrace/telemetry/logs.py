@@ -46,7 +46,7 @@ class Event:
 
 _WHO = ("request_id", "tenant", "key_id", "endpoint", "model")
 _REPLICA = ("replica", "model", "generation")
-_ENDED = (*_WHO, "status", "reason", "replica", "attempts", "queue_wait_s", "ttft_s", "total_s")
+_ENDED = (*_WHO, "status", "code", "reason", "replica", "attempts", "queue_wait_s", "ttft_s", "total_s")
 _COUNTED = (*_ENDED, "prompt_tokens", "completion_tokens", "cached_tokens", "usage_source")
 
 EVENTS: dict[str, Event] = {
@@ -93,13 +93,11 @@ EVENTS: dict[str, Event] = {
     "request.refused": Event(
         Level.INFO,
         "Turned away before any work.",
-        (*_WHO, "status", "code", "reason", "queue_wait_s", "retry_after_s"),
+        (*_WHO, "status", "code", "reason", "queue_wait_s", "retry_after_s", "total_s"),
     ),
-    "request.failed": Event(Level.WARNING, "Work was tried; the caller got an error.", (*_ENDED, "code")),
-    "request.broken": Event(
-        Level.WARNING, "The answer ended early, with an error event.", (*_COUNTED, "code")
-    ),
-    "request.cancelled": Event(Level.INFO, "The caller left.", _COUNTED),
+    "request.failed": Event(Level.WARNING, "Work was tried; the caller got an error.", _ENDED),
+    "request.broken": Event(Level.WARNING, "The answer ended early, with an error event.", _COUNTED),
+    "request.cancelled": Event(Level.INFO, "The caller left, or was cut because it took nothing.", _COUNTED),
     "request.delivered": Event(Level.DEBUG, "The whole answer was handed over.", _COUNTED),
     "attempt.failed": Event(
         Level.WARNING,
