@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headrace.app.report import LoadReport, PlaneReport
 from headrace.config import Config
+from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import FleetSnapshot, Replica
@@ -51,17 +52,17 @@ class DataPlane:
         chance: random.Random,
     ) -> None:
         self._config = config
-        self._records = records
         self._metrics = metrics
         self._log = log
         self._clock = clock
-        self._chance = chance
         self._port = 0
         self._tenants = tenants.open_tenants(data, clock=clock)
         self._auth = Authenticator(tenants.load_pepper(data / tenants.PEPPER_NAME), clock=clock)
         self._auth.replace(self._tenants.key_ring(_default_limits(config)))
         self._keys_revision = self._tenants.ring_revision
-        self._gateway = self._build_gateway()
+        self._gateway = build_gateway(
+            config, auth=self._auth, records=records, metrics=metrics, log=log, clock=clock, chance=chance
+        )
 
     async def serve(self, *, opened: Callable[[int], None]) -> None:
         """Listens until cancelled; `opened` gets the real port. Raises ConfigError where it can't be had."""
@@ -157,57 +158,66 @@ class DataPlane:
             metrics.in_flight.labels(load.model, load.replica).set(load.outstanding)
             metrics.replica_ejected.labels(load.model, load.replica).set(load.is_ejected)
 
-    def _build_gateway(self) -> Gateway:
-        config, clock = self._config, self._clock
-        request, health = config.request, config.health
-        rules = HealthRules(health.failures_to_eject, health.ejection_s, health.ejection_max_s)
-        dispatcher = Dispatcher(
-            queue_length_max=config.admission.queue_length_max, health=rules, chance=self._chance
-        )
-        outbox = Outbox()
-        return Gateway(
-            auth=self._auth,
-            outbox=outbox,
-            dispatch=Dispatch(
-                dispatcher,
-                TenantLimiter(),
-                clock=clock,
-                queue_wait_max_s=config.admission.queue_wait_max_s,
-                on_ejected=self._ejected,
-            ),
-            upstream=Upstream(
-                rules=RetryRules(request.attempts_max, request.retry_ratio, request.retry_floor_per_s),
-                limits=AttemptLimits(
-                    request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
-                ),
-                outbox=outbox,
-                metrics=self._metrics,
-                log=self._log,
-                clock=clock,
-            ),
-            usage=UsageCloser(self._records, self._metrics, self._log, clock=clock),
-            limits=PortLimits(
-                connections_max=config.server.connections_max,
-                header_timeout_s=config.server.header_timeout_s,
-                idle_timeout_s=config.server.idle_timeout_s,
-                write_stall_limit_s=request.write_stall_limit_s,
-                body_bytes_per_s_min=config.server.body_bytes_per_s_min,
-                body_bytes_max=config.server.body_bytes_max,
-                deadline_s=request.deadline_s,
-                deadline_max_s=request.deadline_max_s,
-                heartbeat_s=request.heartbeat_s,
-            ),
-            accepts_work=lambda: not self._records.is_behind,
-            metrics=self._metrics,
-            log=self._log,
-            clock=clock,
-            chance=self._chance,
-        )
 
-    def _ejected(self, replica: Replica) -> None:
-        self._log.event(
+def build_gateway(
+    config: Config,
+    *,
+    auth: Authenticator,
+    records: Records,
+    metrics: Metrics,
+    log: Log,
+    clock: Clock,
+    chance: Chance,
+) -> Gateway:
+    """The gateway with all that it owns, on whatever loop runs, clock ticks and ledger takes its records."""
+    request, health = config.request, config.health
+    rules = HealthRules(health.failures_to_eject, health.ejection_s, health.ejection_max_s)
+    dispatcher = Dispatcher(queue_length_max=config.admission.queue_length_max, health=rules, chance=chance)
+    outbox = Outbox()
+
+    def ejected(replica: Replica) -> None:
+        log.event(
             "replica.ejected", replica=replica.id, generation=replica.generation, reason="failures in a row"
         )
+
+    return Gateway(
+        auth=auth,
+        outbox=outbox,
+        dispatch=Dispatch(
+            dispatcher,
+            TenantLimiter(),
+            clock=clock,
+            queue_wait_max_s=config.admission.queue_wait_max_s,
+            on_ejected=ejected,
+        ),
+        upstream=Upstream(
+            rules=RetryRules(request.attempts_max, request.retry_ratio, request.retry_floor_per_s),
+            limits=AttemptLimits(
+                request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
+            ),
+            outbox=outbox,
+            metrics=metrics,
+            log=log,
+            clock=clock,
+        ),
+        usage=UsageCloser(records, metrics, log, clock=clock),
+        limits=PortLimits(
+            connections_max=config.server.connections_max,
+            header_timeout_s=config.server.header_timeout_s,
+            idle_timeout_s=config.server.idle_timeout_s,
+            write_stall_limit_s=request.write_stall_limit_s,
+            body_bytes_per_s_min=config.server.body_bytes_per_s_min,
+            body_bytes_max=config.server.body_bytes_max,
+            deadline_s=request.deadline_s,
+            deadline_max_s=request.deadline_max_s,
+            heartbeat_s=request.heartbeat_s,
+        ),
+        accepts_work=lambda: not records.is_behind,
+        metrics=metrics,
+        log=log,
+        clock=clock,
+        chance=chance,
+    )
 
 
 def _default_limits(config: Config) -> TenantLimits:
