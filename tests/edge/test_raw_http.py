@@ -259,6 +259,58 @@ def test_empty_lines_before_a_request_are_ignored(edge: Edge) -> None:
     assert [answer.status for answer in found] == [200]
 
 
+# Requests to change protocols
+
+TO_H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "executions"),
+    [
+        pytest.param(MODELS + TO_H2C + b"\r\n", 0, id="GET"),
+        pytest.param(CHAT + TO_H2C + LENGTH + b"\r\n" + BODY, 1, id="POST with a length"),
+        pytest.param(CHAT + TO_H2C + CHUNKED + b"\r\n" + CHUNKS, 1, id="POST with chunks"),
+        pytest.param(
+            MODELS + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 0, id="WebSocket elsewhere"
+        ),
+    ],
+)
+def test_a_request_to_change_protocols_is_answered_as_if_it_had_not_asked(
+    edge: Edge, request_: bytes, executions: int
+) -> None:
+    """RFC 9110, section 7.8: Java's client asks for h2c with each first request and gets its answer, then a close."""
+    before = edge.requests()
+    found, end = edge.send(as_caller(edge, request_))
+    assert [(answer.status, answer.headers["connection"]) for answer in found] == [(200, "close")]
+    assert end == "fin"
+    assert edge.requests() == before + executions
+
+
+@pytest.mark.parametrize("hidden", [HIDDEN, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0" * 1000])
+def test_what_follows_a_request_to_change_protocols_is_never_run(edge: Edge, hidden: bytes) -> None:
+    """T50: a front proxy that takes the change for granted is no way around it, whenever the bytes come."""
+    request, hidden = as_caller(edge, MODELS + TO_H2C + b"\r\n"), as_caller(edge, hidden)
+    before = edge.requests()
+    found, end = edge.send(request + hidden)
+    assert ([answer.status for answer in found], end) == ([400], "fin")
+    with edge.service.connect() as connection:
+        connection.sendall(request)
+        seen = read(connection, until=b"}]}")
+        assert [answer.status for answer in answers(seen.data)] == [200]
+        try:
+            connection.sendall(hidden)
+            assert read(connection, silence_s=10).data == b""
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    assert edge.requests() == before
+
+
+def test_what_is_pipelined_before_a_request_to_change_protocols_is_answered_before_it(edge: Edge) -> None:
+    """T50."""
+    found, end = edge.send(as_caller(edge, HIDDEN + MODELS + TO_H2C + b"\r\n"))
+    assert ([answer.status for answer in found], end) == ([200, 200], "fin")
+
+
 # Expect: 100-continue
 
 

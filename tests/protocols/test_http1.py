@@ -16,10 +16,12 @@ class Sink:
         self.body_bytes_max = body_bytes_max
         self.refusal = refusal
         self.seen: list[object] = []
+        self.head: RequestHead | None = None
 
     def head_received(self, head: RequestHead) -> int:
         if self.refusal is not None:
             raise self.refusal
+        self.head = head
         self.seen.append((head.method, head.path, head.version, head.headers, head.keeps_alive))
         return self.body_bytes_max
 
@@ -103,7 +105,10 @@ def test_the_first_of_repeated_harmless_headers_counts() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Host", "Authorization", "Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding"],
+    [
+        *("Host", "Authorization", "Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding"),
+        *("Upgrade", "Origin", "Sec-WebSocket-Key", "Sec-WebSocket-Protocol", "Sec-WebSocket-Version"),
+    ],
 )
 def test_a_header_that_decides_something_may_not_be_said_twice(name: str) -> None:
     """T50."""
@@ -259,7 +264,11 @@ def test_whatever_is_not_that_head_with_a_whole_body_is_left_to_the_reader(data:
 
 
 @pytest.mark.parametrize(
-    "request_bytes", [GET, CHUNKED, POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")]
+    "request_bytes",
+    [
+        *(GET, CHUNKED, POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")),
+        POST.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"),
+    ],
 )
 def test_a_head_without_a_plain_length_is_not_remembered(request_bytes: bytes) -> None:
     assert http1.repeated_head(request_bytes) is None
@@ -294,3 +303,87 @@ def test_what_is_taken_as_repeated_is_what_the_reader_would_have_read(
     assert others == [method, path, version]
     assert keeps_alive_again == keeps_alive
     assert {**headers_again, b"content-length": b""} == {**headers, b"content-length": b""}
+
+
+# Requests to change protocols
+
+UPGRADE = b"Host: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: H2C\r\n"
+ASKS = {
+    "without a body": (b"GET /a HTTP/1.1\r\n" + UPGRADE + b"\r\n", b""),
+    "with a length": (b"POST /a HTTP/1.1\r\n" + UPGRADE + b"Content-Length: 5\r\n\r\nhello", b"hello"),
+    "with chunks": (
+        b"POST /a HTTP/1.1\r\n" + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\nX: 1\r\n\r\n",
+        b"hello",
+    ),
+    "with no content": (b"POST /a HTTP/1.1\r\n" + UPGRADE + b"Content-Length: 0\r\n\r\n", b""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_request_to_change_protocols_is_read_like_any_other(name: str) -> None:
+    """However it is cut, with its body, and as the last one of its connection."""
+    request, body = ASKS[name]
+    for cut in range(len(request)):
+        sink = Sink()
+        reader = RequestReader(sink)
+        feed_all(reader, [GET, request[:cut], request[cut:]])
+        assert sink.seen[3:] == [body]
+        assert sink.head is not None
+        assert (sink.head.upgrade, sink.head.keeps_alive) == (b"h2c", False)
+        assert reader.is_idle
+
+
+@pytest.mark.parametrize("name", ASKS)
+@pytest.mark.parametrize("behind", [GET, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x81\x00", b"x"])
+def test_what_comes_with_a_request_to_change_protocols_makes_it_ambiguous(name: str, behind: bytes) -> None:
+    """T50: neither it nor what hides behind it is run."""
+    request, body = ASKS[name]
+    sink = Sink()
+    with pytest.raises(InvalidRequest):
+        RequestReader(sink).feed(request + behind)
+    assert len(sink.seen) == 1, "the head"
+
+    sink = Sink()
+    reader = RequestReader(sink)
+    reader.feed(request)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="change protocols"):
+            reader.feed(behind)
+    assert sink.seen[1:] == [body]
+
+
+def test_the_body_of_a_request_to_change_protocols_has_the_usual_bounds() -> None:
+    """T34."""
+    head = b"POST /a HTTP/1.1\r\n" + UPGRADE
+    with pytest.raises(PayloadTooLarge):
+        read(head + b"Content-Length: 1001\r\n\r\n")
+    with pytest.raises(PayloadTooLarge):
+        read(head + b"Transfer-Encoding: chunked\r\n\r\n", b"3e9\r\n" + b"x" * 1001)
+    with pytest.raises(InvalidRequest, match="framing"):
+        read(head + b"Transfer-Encoding: chunked\r\n\r\n", b"5;" + b"x" * 100_000)
+    with pytest.raises(InvalidRequest, match="headers"):
+        read(head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: 1\r\n" * 200)
+    with pytest.raises(InvalidRequest):
+        read(head + b"Transfer-Encoding: chunked\r\n\r\n", b"xyz\r\n")
+    with pytest.raises(InvalidRequest):
+        read(head + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+
+@pytest.mark.parametrize("line", [b"Upgrade: websocket\r\n", b"Connection: Upgrade\r\n"])
+def test_half_a_wish_to_change_protocols_is_none(line: bytes) -> None:
+    sink = Sink()
+    feed_all(RequestReader(sink), [GET.replace(b"Host: x\r\n", b"Host: x\r\n" + line), GET])
+    assert len(sink.seen) == 4
+
+
+def test_http_1_0_cannot_ask_to_change_protocols() -> None:
+    """RFC 9110, section 7.8: ignored there; and still nothing may follow."""
+    sink = Sink()
+    RequestReader(sink).feed(b"GET / HTTP/1.0\r\n" + UPGRADE + b"\r\n")
+    assert sink.head is not None
+    assert (sink.head.upgrade, sink.seen[1]) == (b"", b"")
+
+
+def test_a_tunnel_through_us_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        read(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -34,7 +34,6 @@ class Sink:
     [
         (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", "HTTP/1"),
         (b"GET / HTTP/0.9\r\nHost: x\r\n\r\n", "HTTP/1"),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", "upgrades"),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "transfer encoding"),
         (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", "transfer encoding"),
         (b"GET http://x/v1 HTTP/1.1\r\nHost: x\r\n\r\n", "absolute path"),

@@ -2,6 +2,9 @@
 
 llhttp is strict on framing (Content-Length with Transfer-Encoding, repeated lengths, bare LF, chunk syntax); what it doesn't
 check is checked here: sizes and counts of headers, Host, bodies.
+
+A request that asks to change protocols (RFC 9110, section 7.8) is read like any other, and it is the last: whoever reads
+this connection differently, as if the change had happened, must find nothing here that we would run as a request.
 """
 
 import re
@@ -19,27 +22,51 @@ FRAMING_BYTES_MAX = 64 * 1024
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,10})\r\n", re.IGNORECASE)
-_EXPECT = re.compile(rb"\r\nexpect:", re.IGNORECASE)
+_ASKS_FIRST = re.compile(rb"\r\n(?:expect|upgrade):", re.IGNORECASE)
 _LENGTH_DIGITS_MAX = 10
 # Headers that decide something and may not be said twice.
 _SINGLE = frozenset(
-    {b"host", b"authorization", b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"}
+    {
+        b"host",
+        b"authorization",
+        b"content-length",
+        b"transfer-encoding",
+        b"content-type",
+        b"content-encoding",
+        b"upgrade",
+        b"origin",
+        b"sec-websocket-key",
+        b"sec-websocket-protocol",
+        b"sec-websocket-version",
+    }
 )
 
 
 class RequestHead:
-    """A request line and its headers. Names are lower-case; of repeated harmless headers the first counts."""
+    """A request line and its headers. Names are lower-case; of repeated harmless headers the first counts.
 
-    __slots__ = ("headers", "keeps_alive", "method", "path", "version")
+    Attributes:
+        upgrade: The protocol to which the sender asks to change, in lower case; empty if it doesn't.
+    """
+
+    __slots__ = ("headers", "keeps_alive", "method", "path", "upgrade", "version")
 
     def __init__(
-        self, method: bytes, path: bytes, version: str, headers: dict[bytes, bytes], *, keeps_alive: bool
+        self,
+        method: bytes,
+        path: bytes,
+        version: str,
+        headers: dict[bytes, bytes],
+        *,
+        keeps_alive: bool,
+        upgrade: bytes = b"",
     ) -> None:
         self.method = method
         self.path = path
         self.version = version
         self.headers = headers
         self.keeps_alive = keeps_alive
+        self.upgrade = upgrade
 
     @property
     def expects_continue(self) -> bool:
@@ -74,9 +101,9 @@ class RepeatedHead:
 
 
 def repeated_head(data: bytes) -> RepeatedHead | None:
-    """From a request that the reader has accepted whole; None if its body came in chunks or was awaited, or it has none."""
+    """From a request that the reader has accepted whole; None if it has no body or one in chunks, or asks for more than that it be read."""
     length = _CONTENT_LENGTH.search(data, 0, data.find(b"\r\n\r\n") + 2)
-    if length is None or _EXPECT.search(data, 0, length.endpos) is not None:
+    if length is None or _ASKS_FIRST.search(data, 0, length.endpos) is not None:
         return None
     return RepeatedHead(data[: length.start(1)], data[length.end(1) : length.endpos + 2])
 
@@ -109,6 +136,7 @@ class RequestReader:
         self._failure: HeadraceError | None = None
         self.messages = 0
         self._sound_host: bytes | None = None
+        self._framing = b""
         self.body_bytes = 0
         self.is_idle = True
         self._reset()
@@ -122,6 +150,10 @@ class RequestReader:
         messages = self.messages
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as pause:
+            self._parser = _LastBody(self, self._framing)
+            self.feed(data[pause.args[0] :])
+            return
         except httptools.HttpParserCallbackError as error:
             if self._failure is not None:
                 raise self._failure from None
@@ -167,16 +199,22 @@ class RequestReader:
             host is not None and host != self._sound_host and not self._is_sound_host(host)
         ):
             self._fail(InvalidRequest("exactly one valid Host header is required"))
-        if parser.should_upgrade():
-            self._fail(InvalidRequest("protocol upgrades are not supported here"))
         encoding = headers.get(b"transfer-encoding")
         if encoding is not None and (encoding.lower() != b"chunked" or version == "1.0"):
             self._fail(InvalidRequest("chunked is the only transfer encoding accepted, and only in HTTP/1.1"))
         if not path.startswith(b"/"):
             self._fail(InvalidRequest("the request target must be an absolute path"))
-        head = RequestHead(
-            parser.get_method(), path, version, headers, keeps_alive=parser.should_keep_alive()
-        )
+        method = parser.get_method()
+        head = RequestHead(method, path, version, headers, keeps_alive=parser.should_keep_alive())
+        if parser.should_upgrade():
+            self._is_last = True
+            head.keeps_alive = False
+            head.upgrade = headers.get(b"upgrade", b"").lower() if version == "1.1" else b""
+            self._framing = (
+                b"transfer-encoding: chunked"
+                if encoding is not None
+                else b"content-length: " + headers.get(b"content-length", b"0")
+            )
         try:
             self._body_bytes_max = self._sink.head_received(head)
         except HeadraceError as error:
@@ -194,6 +232,14 @@ class RequestReader:
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
+        if self._is_last:
+            return  # llhttp leaves the body, if there is one, to the other protocol
+        self.complete()
+
+    # The rest is ours.
+
+    def complete(self) -> None:
+        """The message is complete."""
         self.is_idle = True
         self.messages += 1
         parts = self._parts
@@ -228,14 +274,51 @@ class RequestReader:
     def _fail_too_large(self) -> None:
         self._fail(PayloadTooLarge(f"the body is larger than {self._body_bytes_max} bytes"))
 
+    def fail_behind_last(self) -> None:
+        """Bytes of who knows which protocol."""
+        self._fail(InvalidRequest("nothing may follow a request to change protocols before its answer"))
+
     def _reset(self) -> None:
         self._url = b""
         self._pairs: list[tuple[bytes, bytes]] = []
         self._head_done = False
+        self._is_last = False
         self._fed_bytes = 0
         self._parts: list[bytes] = []
         self._body_bytes_max = 0
         self.body_bytes = 0
+
+
+class _LastBody:
+    """In the parser's place behind the head of a request to change protocols: reads the body, then refuses all.
+
+    The body has a parser of its own, under a head that says nothing but how it is framed. The request is complete only when
+    all that came with it has been read: what came too early for an answer makes it ambiguous, and then it isn't run.
+    """
+
+    def __init__(self, reader: RequestReader, framing: bytes) -> None:
+        self._reader = reader
+        self._is_complete = False
+        self._is_told = False
+        self.on_body = reader.on_body
+        self.on_header = reader.on_header
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+
+    def feed_data(self, data: bytes) -> None:
+        if self._is_told:
+            self._reader.fail_behind_last()
+        self._parser.feed_data(data)
+        if self._is_complete:
+            self._is_told = True
+            self._reader.complete()
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            self._reader.fail_behind_last()
+
+    def on_message_complete(self) -> None:
+        self._is_complete = True
 
 
 _REASONS = {
