@@ -149,7 +149,8 @@ def used(shell: Shell) -> Shell:
             ("globex", "delivered", "final", 90_000.0),
         ]
     ):
-        name = RequestId(f"req_{number}")
+        milliseconds = int((now_s - age_s) * 1000)  # ids begin with the time of arrival
+        name = RequestId(f"req_{milliseconds:012x}{number}")
         usage = UsageRecord(
             name, TenantId(tenant), KeyId("k3x9q2ab"), "m", "unpinned", "/v1/chat/completions", False,
             now_s - age_s, outcome, "ok", 200, 30, 10, 20, source, 0.0, 0.125, 1.5, 1,
@@ -194,12 +195,12 @@ def test_usage_is_cut_by_time_and_tenant_and_grouped(used: Shell) -> None:
 
 def test_single_requests_come_newest_first_with_their_attempts(used: Shell) -> None:
     newest, second, *_ = used.json("usage --requests --limit 3")
-    assert (newest["request_id"], newest["prompt_tokens"], newest["usage_source"]) == (
-        "req_2",
+    assert (newest["request_id"][-1], newest["prompt_tokens"], newest["usage_source"]) == (
+        "2",
         None,
         "unknown",
     )
-    assert (second["request_id"], second["prompt_tokens"], second["ttft_s"]) == ("req_1", 30, 0.125)
+    assert (second["request_id"][-1], second["prompt_tokens"], second["ttft_s"]) == ("1", 30, 0.125)
     executions = second["executions"]
     assert isinstance(executions, list)
     assert [(each["replica"], each["attempt"]) for each in executions] == [("r0", 1)]

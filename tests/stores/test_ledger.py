@@ -340,16 +340,24 @@ def test_two_processes_may_make_the_database_at_once(tmp_path: Path) -> None:
         assert process.returncode == 0, errors.decode()
 
 
+def id_at(wall_s: int, rest: str = "") -> str:
+    """A request id as the gateway makes them: it begins with the milliseconds."""
+    return f"req_{wall_s * 1000:012x}{rest}"
+
+
 def test_sums_count_unknown_usage_and_never_add_it_as_zero(rig: Rig) -> None:
     """T31: unknown is never zero."""
     ledger = rig.ledger()
-    ledger.append(usage_record("req_1"), [])
+    ledger.append(usage_record(id_at(1_700_000_000)), [])
     ledger.append(
-        usage_record("req_2", usage_source="estimated", outcome="cancelled", started_s=1_700_086_400.0), []
+        usage_record(
+            id_at(1_700_086_400), usage_source="estimated", outcome="cancelled", started_s=1_700_086_400.0
+        ),
+        [],
     )
     unknown = {"usage_source": "unknown", "prompt_tokens": 7, "completion_tokens": 7, "cached_tokens": 7}
-    ledger.append(usage_record("req_3", outcome="broken", **unknown), [])
-    ledger.append(usage_record("req_4", tenant="globex", outcome="broken", **unknown), [])
+    ledger.append(usage_record(id_at(1_700_000_000, "3"), outcome="broken", **unknown), [])
+    ledger.append(usage_record(id_at(1_700_000_000, "4"), tenant="globex", outcome="broken", **unknown), [])
     ledger.stop()
     report = UsageReport(rig.path)
     acme, globex = report.summary(group_by=(Group.TENANT,))
@@ -364,7 +372,32 @@ def test_sums_count_unknown_usage_and_never_add_it_as_zero(rig: Rig) -> None:
     days = report.summary(group_by=(Group.DAY,), tenant="acme")
     assert [(day.group, day.requests) for day in days] == [(("2023-11-14",), 2), (("2023-11-15",), 1)]
     assert [s.requests for s in report.summary(since_s=1_700_000_001.0, until_s=1_800_000_000.0)] == [1]
-    assert [r.request_id for r in report.requests(limit=2)] == ["req_2", "req_4"]
+    assert [r.request_id for r in report.requests(limit=2)] == [
+        id_at(1_700_086_400),
+        id_at(1_700_000_000, "4"),
+    ]
     assert report.requests(tenant="nobody") == []
     assert report.tenants() == ["acme", "globex"]
+    report.close()
+
+
+def test_the_attempt_that_made_the_answer_is_told_once_and_shown_with_the_others(rig: Rig) -> None:
+    """The row of a delivered request says who served it; attempts that failed, or differ from it in anything, have rows of
+    their own, and the view `execution` shows all of them."""
+    ledger = rig.ledger()
+    failed = execution_record("req_1", 1, outcome="upstream_lost")
+    served = execution_record("req_1", 2)
+    ledger.append(usage_record("req_1", attempts=2), [failed, served])
+    differs = execution_record("req_2", 1, completion_tokens=9)
+    ledger.append(usage_record("req_2", attempts=1), [differs])
+    cancelled = execution_record("req_3", 1, outcome="cancelled")
+    ledger.append(usage_record("req_3", attempts=1, outcome="cancelled", status=499), [cancelled])
+    ledger.stop()
+    assert rows(rig.path, "SELECT request_id, attempt FROM attempt ORDER BY request_id") == [
+        ("req_1", 1), ("req_2", 1), ("req_3", 1)
+    ]  # fmt: skip
+    report = UsageReport(rig.path)
+    assert report.executions("req_1") == [failed, served]
+    assert report.executions("req_2") == [differs]
+    assert report.executions("req_3") == [cancelled]
     report.close()

@@ -15,15 +15,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import astuple
 
 from headrace.core.clock import Clock
+from headrace.core.outcome import AttemptOutcome, Outcome
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.stores import sqlite
 
 Entry = tuple[UsageRecord, Sequence[ExecutionRecord]]
+Row = tuple[object, ...]
 
 # Rows of one INSERT, largest first: every statement is prepared once, and any number of rows is a sum of few of them.
-# 1024 rows of a usage record are 19,456 values; SQLite takes 32,766.
+# 1024 rows of a request are 24,576 values; SQLite takes 32,766.
 _STATEMENT_ROWS = tuple(2**power for power in range(10, -1, -1))
 # Above this a group is cut down to a power of two and is one statement per table. The rest is early for the next group.
 _ROUND_ABOVE = 64
@@ -246,25 +249,48 @@ class Ledger:
 
 def _write(connection: sqlite3.Connection, entries: Sequence[Entry]) -> int:
     """Writes the entries in one transaction; returns how many of their records were there already."""
-    executions = list(itertools.chain.from_iterable(attempts for _, attempts in entries))
+    requests: list[Row] = []
+    attempts: list[Row] = []
+    for usage, executions in entries:
+        serving = executions[-1] if executions and _is_told_by(usage, executions[-1]) else None
+        if serving is None:
+            requests.append(astuple(usage) + _NOT_SERVED)
+        else:
+            requests.append((*astuple(usage), serving.replica, serving.generation, serving.started_s,
+                             serving.duration_s, serving.ttft_s))  # fmt: skip
+            executions = executions[:-1]
+        attempts += map(astuple, executions)
     with sqlite.transaction(connection):
-        duplicates = _insert(connection, _USAGE, [usage for usage, _ in entries])
-        return duplicates + _insert(connection, _EXECUTION, executions)
+        duplicates = _insert(connection, _USAGE, requests)
+        return duplicates + _insert(connection, _ATTEMPT, attempts)
+
+
+def _is_told_by(usage: UsageRecord, execution: ExecutionRecord) -> bool:
+    """Whether this attempt made the answer, so that the request's row says all of it but who served it, and when."""
+    return (
+        execution.outcome == AttemptOutcome.COMPLETED
+        and usage.outcome == Outcome.DELIVERED
+        and execution.attempt == usage.attempts
+        and execution.upstream_status == usage.status == 200
+        and execution.prompt_tokens == usage.prompt_tokens
+        and execution.completion_tokens == usage.completion_tokens
+        and execution.cached_tokens == usage.cached_tokens
+        and execution.usage_source == usage.usage_source
+    )
 
 
 def _insert_one(connection: sqlite3.Connection, record: UsageRecord | ExecutionRecord) -> int:
     match record:
         case UsageRecord():
-            return _insert(connection, _USAGE, [record])
+            return _insert(connection, _USAGE, [astuple(record) + _NOT_SERVED])
         case ExecutionRecord():
-            return _insert(connection, _EXECUTION, [record])
+            return _insert(connection, _ATTEMPT, [astuple(record)])
 
 
 class _Table:
-    """One record type's table, and its INSERT for each of _STATEMENT_ROWS."""
+    """One table, and its INSERT for each of _STATEMENT_ROWS."""
 
-    def __init__(self, name: str, record: type[msgspec.Struct]) -> None:
-        columns = record.__struct_fields__
+    def __init__(self, name: str, columns: Sequence[str]) -> None:
         row = f"({', '.join('?' * len(columns))})"
         # DO NOTHING for a key that exists. `INSERT OR IGNORE` would also swallow rows that break a CHECK.
         self.statements = {
@@ -273,13 +299,13 @@ class _Table:
         }
 
 
-_USAGE = _Table("usage", UsageRecord)
-_EXECUTION = _Table("execution", ExecutionRecord)
+_SERVED = ("replica", "generation", "served_started_s", "served_s", "served_ttft_s")
+_NOT_SERVED = (None,) * len(_SERVED)
+_USAGE = _Table("usage", UsageRecord.__struct_fields__ + _SERVED)
+_ATTEMPT = _Table("attempt", ExecutionRecord.__struct_fields__)
 
 
-def _insert(
-    connection: sqlite3.Connection, table: _Table, records: Sequence[UsageRecord] | Sequence[ExecutionRecord]
-) -> int:
+def _insert(connection: sqlite3.Connection, table: _Table, rows: Sequence[Row]) -> int:
     """Inserts in as few statements as possible; returns how many rows were there already.
 
     Not `executemany`: sqlite3 lets go of the interpreter lock for every step, one per row, and each time the event
@@ -287,9 +313,9 @@ def _insert(
     """
     changes_before = connection.total_changes
     done = 0
-    for rows in _STATEMENT_ROWS:
-        while len(records) - done >= rows:
-            values = itertools.chain.from_iterable(map(msgspec.structs.astuple, records[done : done + rows]))
-            connection.execute(table.statements[rows], tuple(values))
-            done += rows
-    return len(records) - (connection.total_changes - changes_before)
+    for count in _STATEMENT_ROWS:
+        while len(rows) - done >= count:
+            values = itertools.chain.from_iterable(rows[done : done + count])
+            connection.execute(table.statements[count], tuple(values))
+            done += count
+    return len(rows) - (connection.total_changes - changes_before)

@@ -91,6 +91,29 @@ CREATE TABLE tenancy (
 """
 
 
+# The attempt that made the answer is in the row of its request: nearly every request has one attempt, and a second row
+# that repeats the first costs half of what the ledger costs. `execution` shows every attempt, wherever it is.
+_EXECUTION_VIEW = """
+CREATE VIEW execution AS
+    SELECT request_id, attempts AS attempt, replica, generation, served_started_s AS started_s, served_s AS duration_s,
+        served_ttft_s AS ttft_s, 'completed' AS outcome, status AS upstream_status,
+        prompt_tokens, completion_tokens, cached_tokens, usage_source
+    FROM usage WHERE replica IS NOT NULL
+    UNION ALL
+    SELECT request_id, attempt, replica, generation, started_s, duration_s, ttft_s, outcome, upstream_status,
+        prompt_tokens, completion_tokens, cached_tokens, usage_source
+    FROM attempt
+"""
+
+# The key of an attempt holds over both places.
+_ONE_PLACE = """
+CREATE TRIGGER attempt_in_one_place BEFORE INSERT ON attempt BEGIN
+    SELECT RAISE(IGNORE) FROM usage
+    WHERE request_id = NEW.request_id AND attempts = NEW.attempt AND replica IS NOT NULL;
+END
+"""
+
+
 def _count_changes(table: str) -> tuple[str, ...]:
     return tuple(
         f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table}"
@@ -120,6 +143,21 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "INSERT INTO tenancy (only, revision) VALUES (1, 0)",
             *_count_changes("tenant"),
             *_count_changes("api_key"),
+        ),
+    ),
+    (
+        "the attempt that served a request is in its row",
+        (
+            "ALTER TABLE usage ADD COLUMN replica TEXT",
+            "ALTER TABLE usage ADD COLUMN generation INTEGER CHECK (generation >= 0)",
+            "ALTER TABLE usage ADD COLUMN served_started_s REAL",
+            "ALTER TABLE usage ADD COLUMN served_s REAL CHECK (served_s >= 0)",
+            "ALTER TABLE usage ADD COLUMN served_ttft_s REAL CHECK (served_ttft_s >= 0)",
+            "ALTER TABLE execution RENAME TO attempt",
+            _EXECUTION_VIEW,
+            _ONE_PLACE,
+            # The key begins with the time of arrival (a UUID version 7), so it is its own index by time.
+            "DROP INDEX usage_by_time",
         ),
     ),
 )
