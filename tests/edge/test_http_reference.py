@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from headrace.core.request import Endpoint
-from headrace.gateway import connection
+from headrace.gateway import connection, transport
 from headrace.protocols import http1, openai
 from tests.edge.conftest import Edge
 
@@ -45,10 +45,10 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert f"| request line and headers | {http1.HEAD_BYTES_MAX // 1024} KiB |" in PAGE
     assert f"| headers, trailers included | {http1.HEADERS_MAX} |" in PAGE
     assert (http1.FRAMING_BYTES_MAX, http1.CHUNK_OVERHEAD) == (64 * 1024, 6)
-    assert f"{connection.WRITE_BUFFER_MAX // 1024} KiB are kept" in PAGE
+    assert f"{transport.WRITE_BUFFER_MAX // 1024} KiB are kept" in PAGE
     assert f"{connection.DISCARD_BYTES_MAX // 1024} KiB more are" in PAGE
     assert (
         f"over {openai.CHEAP_BODY_BYTES // 1024} KiB with more than {openai.STRINGS_MAX:,} strings, " in PAGE
     )
     assert f"{openai.BRACKETS_MAX:,} objects and lists, or {openai.COMMAS_MAX:,} commas" in PAGE
-    assert connection.LINGER_S == 2.0
+    assert transport.LINGER_S == 2.0

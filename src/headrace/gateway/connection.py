@@ -8,36 +8,30 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from headrace.core.clock import Clock
 from headrace.core.errors import BodyTooSlow, HeadraceError
 from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal
-from headrace.engines.outbox import Outbox
 from headrace.gateway.call import Call, PauseWatcher
 from headrace.gateway.routes import Route
+from headrace.gateway.transport import LINGER_S, WRITE_BUFFER_MAX, CallerTransport, TransportOwner
 from headrace.gateway.walk import Walk
 from headrace.protocols import http1, openai, sse
 
-WRITE_BUFFER_MAX = 256 * 1024
 PIPELINE_MAX = 2  # calls read ahead on one connection; above it we stop reading
 DISCARD_BYTES_MAX = (
     64 * 1024
 )  # read and thrown away after an early refusal, beyond what the body limit allowed
-LINGER_S = 2.0  # how long a refused sender may take to read the refusal
 
 _STREAM_HEADERS = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 )
 
 
-class ConnectionOwner(Protocol):
+class ConnectionOwner(TransportOwner, Protocol):
     """What a connection needs of the gateway."""
 
-    clock: Clock
-    outbox: Outbox
     header_timeout_s: float
     idle_timeout_s: float
-    write_stall_limit_s: float
     body_bytes_per_s_min: int
 
     def screen(self, head: http1.RequestHead) -> "Screened":
@@ -192,37 +186,31 @@ class _Refusal:
         self.request_id = request_id
 
 
-class ClientConnection(asyncio.Protocol):
-    """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow to
-    send, `_untaken_bytes` as of `_untaken_since_s` say whether it is too slow to take its answers.
+class ClientConnection(CallerTransport):
+    """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow to send.
 
     A call starts only when the answers before it are taken but for WRITE_BUFFER_MAX bytes: whoever sends requests and
     never reads would else fill our memory with answers.
     """
 
+    _owner: ConnectionOwner
+
     def __init__(self, owner: ConnectionOwner) -> None:
-        self._owner = owner
-        self._transport: asyncio.Transport | None = None
+        super().__init__(owner)
         self._walk: Walk | None = None
         self._reader = http1.RequestReader(self)
         self._turns: deque[HttpCall | _Refusal] = deque()
         self._is_busy = False
         self._is_advancing = False
         self._is_done = False  # nothing more is answered
-        self._unsent: list[bytes] = []
         self._screened: Screened | None = None
         self._repeated: http1.RepeatedHead | None = (
             None  # the head of `_screened`, if the next one may say the same
         )
         self._body_since_s = 0.0
         self._limit_s = 0.0
-        self._untaken_bytes = 0
-        self._untaken_since_s = 0.0
         self._discardable: int | None = None  # set once nothing more is read as a request
         self.keeps_alive = True
-        self.is_paused = False
-        self.paused_since_s = 0.0
-        self.watcher: PauseWatcher | None = None
 
     # Called by the event loop.
 
@@ -275,9 +263,6 @@ class ClientConnection(asyncio.Protocol):
         self._take_turn(HttpCall(self, screened, body, owner.new_request_id(), owner.clock.now_s()))
         return True
 
-    def eof_received(self) -> bool:
-        return False  # a half-closed connection is a caller that has gone
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.keeps_alive = False
@@ -285,16 +270,8 @@ class ClientConnection(asyncio.Protocol):
         self.cut()
         self._owner.closed(self)
 
-    def pause_writing(self) -> None:
-        self.is_paused = True
-        self.paused_since_s = self._owner.clock.now_s()
-        if self.watcher is not None:
-            self.watcher.paused()
-
     def resume_writing(self) -> None:
-        self.is_paused = False
-        if self.watcher is not None:
-            self.watcher.resumed()
+        super().resume_writing()
         self._advance()
 
     # Called by the reader.
@@ -313,19 +290,6 @@ class ClientConnection(asyncio.Protocol):
         assert self._screened is not None
         owner = self._owner
         self._take_turn(HttpCall(self, self._screened, body, owner.new_request_id(), owner.clock.now_s()))
-
-    # Called by calls, in their turn.
-
-    def write(self, data: bytes) -> None:
-        """Sends with all else that is written in this turn of the loop."""
-        if not self._unsent:
-            self._owner.outbox.add(self)
-        self._unsent.append(data)
-
-    def flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if unsent and self._transport is not None:
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     # Called by the gateway.
 
@@ -362,13 +326,6 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._refuse(BodyTooSlow("the request head took too long"))
 
-    def _is_stuck(self, transport: asyncio.Transport, now_s: float) -> bool:
-        """Whether the caller leaves answers untaken: WRITE_BUFFER_MAX bytes or all must go in each write stall limit."""
-        left_bytes = transport.get_write_buffer_size()
-        if left_bytes > self._untaken_bytes or left_bytes <= max(0, self._untaken_bytes - WRITE_BUFFER_MAX):
-            self._untaken_bytes, self._untaken_since_s = left_bytes, now_s
-        return left_bytes > 0 and now_s - self._untaken_since_s >= self._owner.write_stall_limit_s
-
     def drain(self) -> None:
         """Closes after the call in progress, or now if there is none."""
         self.keeps_alive = False
@@ -378,17 +335,6 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_busy(self) -> bool:
         return self._is_busy
-
-    @property
-    def is_gone(self) -> bool:
-        return self._transport is None
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether bytes of an answer still wait for the caller to take them."""
-        return self._transport is not None and (
-            bool(self._unsent) or self._transport.get_write_buffer_size() > 0
-        )
 
     def cut(self) -> None:
         """Ends the call in progress, because the time to drain is over."""
@@ -468,7 +414,3 @@ class ClientConnection(asyncio.Protocol):
         self.flush()
         if self._transport.can_write_eof():
             self._transport.write_eof()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
