@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from headrace.core.request import Endpoint
-from headrace.gateway import connection, transport
-from headrace.protocols import http1, openai
+from headrace.gateway import bodies, connection, parser_process, transport
+from headrace.protocols import http1, strict_json
 from tests.edge.conftest import Edge
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
@@ -48,7 +48,11 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert f"{transport.WRITE_BUFFER_MAX // 1024} KiB are kept" in PAGE
     assert f"{connection.DISCARD_BYTES_MAX // 1024} KiB more are" in PAGE
     assert (
-        f"over {openai.CHEAP_BODY_BYTES // 1024} KiB with more than {openai.STRINGS_MAX:,} strings, " in PAGE
+        f"over {strict_json.LIGHT_BYTES // 1024} KiB with more than {strict_json.STRINGS_MAX:,} strings, "
+        in PAGE
     )
-    assert f"{openai.BRACKETS_MAX:,} objects and lists, or {openai.COMMAS_MAX:,} commas" in PAGE
+    assert f"{strict_json.BRACKETS_MAX:,} objects and lists, or {strict_json.COMMAS_MAX:,} commas" in PAGE
+    assert f"over {strict_json.INLINE_BYTES_MAX // 1024} KiB" in PAGE
+    assert f"{parser_process.CPU_S_MAX:g} s of CPU time" in PAGE
+    assert f"{bodies.BODIES_MAX} of them" in PAGE
     assert transport.LINGER_S == 2.0

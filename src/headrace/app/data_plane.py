@@ -15,6 +15,7 @@ from headrace.core.fleet import FleetSnapshot, Replica
 from headrace.core.tenant import TenantLimits
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
+from headrace.gateway.bodies import BodyReader
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.server import Gateway, PortLimits
 from headrace.gateway.upstream import RetryRules, Upstream
@@ -150,6 +151,7 @@ class DataPlane:
         metrics, report = self._metrics, self.report()
         metrics.connections.labels().set(report.connections)
         metrics.streams_open.labels().set(self._gateway.streams_open)
+        metrics.bodies_reading.labels().set(self._gateway.bodies_reading)
         for model, length in report.queued.items():
             metrics.queue_length.labels(model).set(length)
         metrics.in_flight.clear()
@@ -201,6 +203,7 @@ def build_gateway(
             clock=clock,
         ),
         usage=UsageCloser(records, metrics, log, clock=clock),
+        bodies=BodyReader(clock=clock),
         limits=PortLimits(
             connections_max=config.server.connections_max,
             header_timeout_s=config.server.header_timeout_s,

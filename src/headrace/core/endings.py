@@ -176,6 +176,11 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
     _refused(Reason.WAIT_TOO_LONG, errors.Saturated, "the expected wait is longer than the time left"),
     _refused(Reason.QUEUE_TIME_OVER, errors.Saturated, "it waited for `admission.queue_wait_max_s`"),
     _refused(Reason.NO_READY_REPLICA, errors.NoReadyReplica, "nothing that serves the model is ready"),
+    _refused(
+        Reason.BODY_UNREAD,
+        errors.Saturated,
+        "too many large bodies wait to be read, or the process that reads them ended",
+    ),
     _refused(Reason.LEDGER_BEHIND, errors.Saturated, "usage can't be recorded at the moment"),
     _refused(Reason.DRAINING, errors.NoReadyReplica, "it arrived after the service was asked to stop"),
     _refused(Reason.STOPPING, errors.NoReadyReplica, "the time to drain was over before it had a slot"),

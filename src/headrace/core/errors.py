@@ -147,7 +147,7 @@ class ConcurrencyLimited(OverloadError):
 
 
 class Saturated(OverloadError):
-    """503: the deployment's queue is full, or the wait would pass the deadline; `reason` says which."""
+    """503: the deployment's queue is full, the wait would pass the deadline, or we can't keep up; `reason` says which."""
 
     status = 503
     code = "saturated"

@@ -82,6 +82,7 @@ class Deployment:
         revision: Digest of everything that makes the answers (`sha256:...`), or "unpinned" for servers that others run.
         replicas: The ready ones only.
         context_tokens: Prompt plus output that one request may use; 0 when unknown.
+        vocabulary_tokens: Token ids are below this; 0 when unknown.
         choices_max: Largest `n` that one request may ask for.
         retry_after_s: How long a caller should wait while nothing is ready: the measured cold start where known.
     """
@@ -92,6 +93,7 @@ class Deployment:
     revision: str
     replicas: tuple[Replica, ...] = ()
     context_tokens: int = 0
+    vocabulary_tokens: int = 0
     choices_max: int = 8
     created_s: int = 0
     owner: str = "headrace"

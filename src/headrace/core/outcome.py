@@ -82,6 +82,7 @@ class Reason(StrEnum):
     WAIT_TOO_LONG = "wait_too_long"  # it would have waited beyond its deadline
     QUEUE_TIME_OVER = "queue_time_over"  # it did wait as long as anybody may
     NO_READY_REPLICA = "no_ready_replica"
+    BODY_UNREAD = "body_unread"  # too many large bodies wait to be read, or their reader ended
     LEDGER_BEHIND = "ledger_behind"  # usage can't be recorded at the moment
     DRAINING = "draining"  # it came after the service was asked to stop
     STOPPING = "stopping"  # the time to finish what was in progress is over

@@ -26,9 +26,9 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """A validated request; everything behind the parser reads this and never the wire form.
 
     Attributes:
-        fields: The caller's JSON object as parsed, known and unknown fields alike; re-serialised for a replica, so
-            that what was checked is what is sent. Treat as frozen.
-        canonical: `fields` as JSON.
+        canonical: The caller's JSON object as parsed, known and unknown fields alike, serialised again without what
+            engines/wire.py writes anew for each replica and without the opening brace: what was checked is what is sent.
+        wire_fields: What the caller wrote in the fields that are written anew. Treat as frozen.
         is_streaming: Whether the caller wants server-sent events.
         wants_usage: Whether the caller asked for usage in the stream.
         prompt_bytes: UTF-8 bytes of the prompt text, for estimates when an engine reports nothing.
@@ -42,8 +42,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     principal: Principal
     endpoint: Endpoint
     model: str
-    fields: dict[str, Any]
     canonical: bytes
+    wire_fields: dict[str, Any]
     is_streaming: bool
     wants_usage: bool
     prompt_bytes: int

@@ -247,19 +247,21 @@ class ReplicaClient:
             f"host: {host}:{replica.port}\r\n{authorization}content-type: application/json\r\n".encode()
         )
 
-    def payload(self, path: str, body: bytes, *, request_id: str) -> bytes:
-        """A POST to the replica, head and body in one piece."""
+    def payload(self, path: str, body: tuple[bytes, bytes], *, request_id: str) -> bytes:
+        """A POST to the replica, head and both pieces of the body in one."""
         head = self._heads.get(path)
         if head is None:
             head = self._heads[path] = (
                 f"POST {self._replica.path_prefix}{path} HTTP/1.1\r\n".encode() + self._common
             )
-        return b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+        ours, callers = body
+        start = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             head,
             request_id.encode(),
-            len(body),
-            body,
+            len(ours) + len(callers),
+            ours,
         )
+        return start + callers
 
     def idle_connection(self) -> UpstreamConnection | None:
         """The connection used last that is still good, or None."""

@@ -1,12 +1,13 @@
-"""What does a replica get to read? A checked request, re-serialised in the words of the replica's dialect."""
+"""What does a replica get to read? A checked request, with a few fields in the words of the replica's dialect."""
+
+from typing import Any
 
 from headrace.core.fleet import Replica
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.policies.partition import SlotGrant
 from headrace.protocols import openai
 
-# A caller who could name the salt of an engine's prefix cache could look into another's: salts are ours to give.
-SALT = "cache_salt"
+_USAGE = {"include_usage": True}
 
 
 def is_streamed(request: InferenceRequest, replica: Replica) -> bool:
@@ -24,32 +25,25 @@ def encode(
     is_streamed: bool,
     upstream_model: str,
     grant: SlotGrant | None,
-) -> bytes:
-    """The body to send.
+) -> tuple[bytes, bytes]:
+    """The body to send, in two pieces that follow each other: what we write, and what the caller wrote.
 
-    Usage is always asked for, because the ledger needs it; slot and cache fields are ours, whatever the caller wrote.
+    The second may be megabytes, so it is neither serialised nor copied here. No name can be in both: the parser took ours
+    out. Usage is always asked for, because the ledger needs it; slot and cache fields are ours, whatever the caller wrote.
     """
     traits = replica.traits
-    if (
-        not (is_streamed or traits.partitions_slots or upstream_model != request.model)
-        and SALT not in request.fields
-    ):
-        return request.canonical
-    fields = dict(request.fields)
-    fields["model"] = upstream_model
-    fields.pop(SALT, None)
+    fields: dict[str, Any] = {"model": upstream_model}
+    if request.wire_fields:
+        fields.update(request.wire_fields)
     if is_streamed:
         fields["stream"] = True
         if traits.stream_usage:
             options = fields.get("stream_options")
-            fields["stream_options"] = {
-                **(options if isinstance(options, dict) else {}),
-                "include_usage": True,
-            }
+            fields["stream_options"] = {**options, "include_usage": True} if options else _USAGE
         if traits.reports_progress:
             fields["timings_per_token"] = True
     if traits.partitions_slots and request.endpoint is not Endpoint.EMBEDDINGS:
         assert grant is not None, "a partitioned replica is used only through its slots"
         fields["id_slot"] = grant.index
         fields["cache_prompt"] = grant.may_reuse
-    return openai.encode(fields)
+    return openai.encode(fields)[:-1] + b",", request.canonical

@@ -228,7 +228,7 @@ class RelayReception(Reception):
         self._answer = answers.StreamedAnswer(
             wants_usage=request.wants_usage or not request.is_streaming,
             hides_cached=not traits.partitions_slots,
-            hides_progress=traits.reports_progress and not request.fields.get("timings_per_token"),
+            hides_progress=traits.reports_progress and not request.wire_fields.get("timings_per_token"),
         )
 
     def head(self, status: int, headers: Headers) -> None:

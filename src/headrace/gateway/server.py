@@ -22,6 +22,7 @@ from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
+from headrace.gateway.bodies import BodyReader
 from headrace.gateway.call import Call
 from headrace.gateway.connection import ClientConnection, Screened
 from headrace.gateway.delivery import Delivery
@@ -29,7 +30,7 @@ from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.routes import Info, InfoRoute, RouteTable, open_to_all
 from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import Account, UsageCloser
-from headrace.protocols import http1, openai
+from headrace.protocols import http1, openai, strict_json
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -62,6 +63,7 @@ class Gateway:
         dispatch: Dispatch,
         upstream: Upstream,
         usage: UsageCloser,
+        bodies: BodyReader,
         limits: PortLimits,
         outbox: Outbox,
         accepts_work: Callable[[], bool],
@@ -80,6 +82,7 @@ class Gateway:
         self.idle_timeout_s = limits.idle_timeout_s
         self.write_stall_limit_s = limits.write_stall_limit_s
         self.body_bytes_per_s_min = limits.body_bytes_per_s_min
+        self._bodies = bodies
         self._limits = limits
         self._accepts_work = accepts_work
         self._metrics = metrics
@@ -109,7 +112,12 @@ class Gateway:
 
     async def _infer(self, call: Call, endpoint: Endpoint) -> None:
         """The walk. Authentication came before the body (`screen`); what is raised before the account opens is a refusal."""
-        request, deployment = self._parse(call, endpoint)
+        self._require_open()
+        if strict_json.is_heavy(call.body):
+            parsed = await self._read_elsewhere(call, endpoint)
+        else:
+            parsed = openai.parse_body(endpoint, call.body)
+        request, deployment = self._parse(call, endpoint, parsed)
         account = Account(request, deployment)
         delivery = self._delivery(call, request, deployment)
         self.in_progress += 1
@@ -140,8 +148,11 @@ class Gateway:
         self._log.internal_error(bug, where="request", request_id=call.request_id)
 
     def _end(self, request: InferenceRequest) -> None:
-        self.in_progress -= 1
         self.streams_open -= request.is_streaming
+        self._end_one()
+
+    def _end_one(self) -> None:
+        self.in_progress -= 1
         if self._is_draining and not self.in_progress:
             self._quiet.set()
 
@@ -154,30 +165,47 @@ class Gateway:
                 NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.STOPPING)
             )
 
-    def _parse(self, call: Call, endpoint: Endpoint) -> tuple[InferenceRequest, Deployment]:
-        """Bytes to a checked request and the deployment that it names, or InvalidRequest and ModelNotFound."""
-        assert call.principal is not None, "inference is never anonymous"
+    def _require_open(self) -> None:
         if self._is_draining:
             raise NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.DRAINING)
         if not self._accepts_work():
             raise Saturated(
                 "usage can't be recorded at the moment", retry_after_s=5.0, reason=Reason.LEDGER_BEHIND
             )
-        parsed = openai.parse_body(endpoint, call.body)
+
+    async def _read_elsewhere(self, call: Call, endpoint: Endpoint) -> openai.ParsedBody:
+        """A body that would hold the event loop is parsed in another process; who leaves meanwhile takes nothing along."""
+        self.in_progress += 1  # or a drain would not wait for it
+        try:
+            parsed = await self._bodies.parse(endpoint, call.body, deadline_s=self._deadline_s(call))
+        except BaseException as error:
+            self._end_one()
+            if isinstance(error, asyncio.CancelledError) and not call.is_gone:
+                stopping = NoReadyReplica(
+                    "this server is stopping", retry_after_s=5.0, reason=Reason.STOPPING
+                )
+                self._refuse(call, stopping)
+            raise
+        self.in_progress -= 1  # the walk goes on at once, and counts it again
+        return parsed
+
+    def _parse(
+        self, call: Call, endpoint: Endpoint, parsed: openai.ParsedBody
+    ) -> tuple[InferenceRequest, Deployment]:
+        """What was read to a request and the deployment that it names, or InvalidRequest and ModelNotFound."""
+        assert call.principal is not None, "inference is never anonymous"
         call.body = b""  # megabytes, perhaps, which what was parsed holds again
         deployment = self.dispatch.deployment(parsed.model)
         if endpoint.task not in deployment.tasks:
             raise InvalidRequest(f"the model `{parsed.model}` does not serve {endpoint.value}", param="model")
         openai.check_against(deployment, parsed)
-        asked_ms = call.head.headers.get(b"x-headrace-deadline-ms")
-        time_s = self._limits.deadline_s if asked_ms is None else self._time_s(asked_ms)
         request = InferenceRequest(
             id=call.request_id,
             principal=call.principal,
             endpoint=endpoint,
             model=parsed.model,
-            fields=parsed.fields,
             canonical=parsed.canonical,
+            wire_fields=parsed.wire_fields,
             is_streaming=parsed.is_streaming,
             wants_usage=parsed.wants_usage,
             prompt_bytes=parsed.prompt_bytes,
@@ -185,15 +213,18 @@ class Gateway:
             choices=parsed.choices,
             arrived_s=call.received_s,
             arrived_wall_s=self.clock.wall_s(),
-            deadline_s=call.received_s + time_s,
+            deadline_s=self._deadline_s(call),
         )
         return request, deployment
 
-    def _time_s(self, value: bytes) -> float:
-        """The time that a request asks for in its header."""
+    def _deadline_s(self, call: Call) -> float:
+        """When the request's time is over: what its header asks for, or what every request has."""
+        value = call.head.headers.get(b"x-headrace-deadline-ms")
+        if value is None:
+            return call.received_s + self._limits.deadline_s
         if not value.isdigit() or len(value) > 9 or int(value) == 0:
             raise InvalidRequest("X-Headrace-Deadline-Ms must be a whole number of milliseconds, at least 1")
-        return min(self._limits.deadline_max_s, int(value) / 1000.0)
+        return call.received_s + min(self._limits.deadline_max_s, int(value) / 1000.0)
 
     def _delivery(self, call: Call, request: InferenceRequest, deployment: Deployment) -> Delivery:
         revision = b"x-headrace-model-revision: " + deployment.revision.encode() + b"\r\n"
@@ -304,6 +335,10 @@ class Gateway:
         return not self._is_draining and self._accepts_work() and any(True for _ in self.dispatch.loads())
 
     @property
+    def bodies_reading(self) -> int:
+        return self._bodies.count
+
+    @property
     def connection_count(self) -> int:
         return len(self._connections)
 
@@ -319,6 +354,7 @@ class Gateway:
         """
         async with asyncio.TaskGroup() as tasks:
             self.upstream.open(tasks)
+            self._bodies.open(tasks)
             server = await asyncio.get_running_loop().create_server(
                 lambda: ClientConnection(self), host, port, backlog=1024
             )

@@ -136,7 +136,7 @@ class Upstream:
                 return
             self._metrics.retries.labels(request.model).add()
 
-    async def _send(self, attempt: Attempt, body: bytes) -> None:
+    async def _send(self, attempt: Attempt, body: tuple[bytes, bytes]) -> None:
         """One attempt on one replica. A kept-alive connection that turns out dead before its first byte of answer proves
         nothing about the replica (it closed an idle socket): the same attempt goes out again on a fresh one."""
         request, client = attempt.request, self._client(attempt.replica)

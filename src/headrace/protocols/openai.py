@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -11,24 +11,30 @@ from msgspec import Meta
 from headrace.core.errors import HeadraceError, InvalidRequest, Unauthenticated
 from headrace.core.fleet import Deployment
 from headrace.core.request import Endpoint
+from headrace.protocols import strict_json
 
 OUTPUT_TOKENS_MAX = 1_048_576  # where a deployment's context is unknown: more is a mistake, not a wish
+VOCABULARY_TOKENS_MAX = 524_288  # where a deployment's vocabulary is unknown: twice the largest in use
 STOP_MAX = 16
 MESSAGES_MAX = 4096
 INPUTS_MAX = 256
 MODEL_NAME_MAX = 256
-CHEAP_BODY_BYTES = 64 * 1024
-STRINGS_MAX = 50_000
-BRACKETS_MAX = 150_000
-COMMAS_MAX = 500_000
+LOGPROBS_MAX = 20
+STREAM_OPTIONS_BYTES_MAX = 1024  # they are serialised for each attempt
 
 _Name = Annotated[str, Meta(min_length=1, max_length=MODEL_NAME_MAX)]
 _Stop = str | Annotated[list[str], Meta(max_length=STOP_MAX)] | None
 _Tokens = Annotated[int, Meta(ge=1)] | None
+_Count = Annotated[int, Meta(ge=1)] | None
+_Logprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None
 _Temperature = Annotated[float, Meta(ge=0, le=2)] | None
 _Share = Annotated[float, Meta(ge=0, le=1)] | None
 _Penalty = Annotated[float, Meta(ge=-2, le=2)] | None
-_LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=300)] | None
+_TokenId = Annotated[str, Meta(pattern=r"^[0-9]{1,9}$")]
+_LogitBias = Annotated[dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=300)] | None
+_TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=4096)] | None
+_Words = Annotated[list[str], Meta(max_length=300)] | None
+_Slot = Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None
 
 
 class StreamOptions(msgspec.Struct):
@@ -41,13 +47,17 @@ class Message(msgspec.Struct):
 
 
 class GenerationFields(msgspec.Struct):
-    """The fields of chat and text completions that we check; every other field passes through unread."""
+    """The fields of chat and text completions that we check; every other field passes through unread.
+
+    Those below `user` are words of vLLM, SGLang and llama.cpp: some ask for work under another name (`n_predict` for
+    `max_tokens`, `n_cmpl` for `n`), others are set by us (WIRE_FIELDS).
+    """
 
     model: _Name
     max_tokens: _Tokens = None
     temperature: _Temperature = None
     top_p: _Share = None
-    n: Annotated[int, Meta(ge=1)] | None = None
+    n: _Count = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: _Stop = None
@@ -55,22 +65,33 @@ class GenerationFields(msgspec.Struct):
     presence_penalty: _Penalty = None
     frequency_penalty: _Penalty = None
     logit_bias: _LogitBias = None
+    best_of: _Count = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
+    n_predict: _Tokens = None
+    n_cmpl: _Count = None
+    n_probs: _Logprobs = None
+    prompt_logprobs: _Logprobs = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    stop_token_ids: _TokenIds = None
+    allowed_token_ids: _TokenIds = None
+    bad_words: _Words = None
+    timings_per_token: bool | None = None
+    id_slot: _Slot = None
+    cache_prompt: bool | None = None
 
 
 class ChatFields(GenerationFields, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: _Tokens = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: _Logprobs = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     response_format: dict[str, Any] | None = None
 
 
 class CompletionFields(GenerationFields, kw_only=True):
     prompt: str | Annotated[list[str | int], Meta(min_length=1)]  # texts or token ids, not mixed
-    best_of: Annotated[int, Meta(ge=1)] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: _Logprobs = None
     echo: bool | None = None
 
 
@@ -84,25 +105,35 @@ class EmbeddingFields(msgspec.Struct):
     user: Annotated[str, Meta(max_length=1024)] | None = None
 
 
+# What never goes to a replica as the caller wrote it: engines/wire.py writes these fields anew.
+WIRE_FIELDS = ("stream", "stream_options", "timings_per_token", "id_slot", "cache_prompt")
+# A caller who could name the salt of an engine's prefix cache could look into another's: salts are ours to give.
+SALT = "cache_salt"
+
+
 class ParsedBody(msgspec.Struct, frozen=True, gc=False):
-    """What the walk needs of a body.
+    """What the walk needs of a body; small but for `canonical`, so that it travels well between processes.
 
     Attributes:
-        fields: The whole object as parsed: what is checked is what is sent on.
-        canonical: The same, serialised.
+        canonical: The object as checked, serialised, without `model`, WIRE_FIELDS and SALT and without its opening brace,
+            so that our own fields can be put in front. What is checked is what is sent on.
+        wire_fields: What the caller wrote in WIRE_FIELDS.
         prompt_bytes: UTF-8 bytes of all prompt text.
         output_tokens_max: The caller's bound, or None.
         choices: Answers asked for: `n` times the number of prompts.
+        token_id_max: The largest token id that the caller names, in the field `token_param`; -1 if none.
     """
 
     model: str
-    fields: dict[str, Any]
     canonical: bytes
+    wire_fields: dict[str, Any]
     is_streaming: bool
     wants_usage: bool
     prompt_bytes: int
     output_tokens_max: int | None
     choices: int
+    token_id_max: int = -1
+    token_param: str = ""
 
 
 _FIELDS: dict[Endpoint, type[ChatFields] | type[CompletionFields] | type[EmbeddingFields]] = {
@@ -110,8 +141,7 @@ _FIELDS: dict[Endpoint, type[ChatFields] | type[CompletionFields] | type[Embeddi
     Endpoint.COMPLETIONS: CompletionFields,
     Endpoint.EMBEDDINGS: EmbeddingFields,
 }
-_decode = msgspec.json.Decoder().decode
-encode = msgspec.json.Encoder().encode
+encode = strict_json.encode
 
 
 def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
@@ -120,37 +150,61 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     Strict JSON: NaN, lone surrogates, a byte order mark and invalid UTF-8 are refused; of duplicate keys the last counts
     and is the only one sent on.
     """
-    fields = _parse_json(body)
-    canonical = _canonical(fields)
+    fields = strict_json.parse_object(body)
     try:
         checked = msgspec.convert(fields, _FIELDS[endpoint])
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
+    del fields["model"]
+    fields.pop(SALT, None)
     if isinstance(checked, EmbeddingFields):
-        return ParsedBody(
-            checked.model, fields, canonical, False, False, _embedding_bytes(checked.input), None, 1
-        )
+        return _parsed_embedding(checked, fields)
+    wire_fields = {name: fields.pop(name) for name in WIRE_FIELDS if name in fields}
+    output_tokens_max = checked.max_tokens
+    if checked.n_predict is not None:
+        output_tokens_max = max(output_tokens_max or 0, checked.n_predict)
     if isinstance(checked, ChatFields):
-        prompt_bytes = _message_bytes(checked.messages)
-        # Engines differ in which of the two they obey, so the larger one is what may come.
-        output_tokens_max = max(checked.max_completion_tokens or 0, checked.max_tokens or 0) or None
         prompts = 1
+        prompt_bytes = _message_bytes(checked.messages)
+        if checked.max_completion_tokens is not None:
+            # Engines differ in which of the names they obey, so the largest is what may come.
+            output_tokens_max = max(output_tokens_max or 0, checked.max_completion_tokens)
     else:
         prompt_bytes, prompts = _prompt_size(checked.prompt)
-        output_tokens_max = checked.max_tokens
-    choices = (
-        max(checked.n or 1, (checked.best_of or 1) if isinstance(checked, CompletionFields) else 1) * prompts
-    )
     options = checked.stream_options
+    if options is not None and len(encode(wire_fields["stream_options"])) > STREAM_OPTIONS_BYTES_MAX:
+        raise InvalidRequest(
+            f"stream_options: more than {STREAM_OPTIONS_BYTES_MAX} bytes", param="stream_options"
+        )
+    token_id_max, token_param = _largest_token_id(checked)
     return ParsedBody(
-        model=checked.model,
-        fields=fields,
-        canonical=canonical,
-        is_streaming=bool(checked.stream),
-        wants_usage=options is not None and bool(options.include_usage),
-        prompt_bytes=prompt_bytes,
-        output_tokens_max=output_tokens_max,
-        choices=choices,
+        checked.model,
+        strict_json.canonical(fields)[1:],
+        wire_fields,
+        bool(checked.stream),
+        options is not None and bool(options.include_usage),
+        prompt_bytes,
+        output_tokens_max,
+        max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1) * prompts,
+        token_id_max,
+        token_param,
+    )
+
+
+def _parsed_embedding(checked: EmbeddingFields, fields: dict[str, Any]) -> ParsedBody:
+    prompt_bytes = _embedding_bytes(checked.input)
+    token_id_max = -1 if isinstance(checked.input, str) else _token_id_max(checked.input, field="input")
+    return ParsedBody(
+        checked.model,
+        strict_json.canonical(fields)[1:],
+        {},
+        False,
+        False,
+        prompt_bytes,
+        None,
+        1,
+        token_id_max,
+        "input",
     )
 
 
@@ -165,6 +219,13 @@ def check_against(deployment: Deployment, parsed: ParsedBody) -> None:
         raise InvalidRequest(
             f"n asks for {parsed.choices} answers; this model gives at most {deployment.choices_max}",
             param="n",
+        )
+    vocabulary_tokens = deployment.vocabulary_tokens or VOCABULARY_TOKENS_MAX
+    if parsed.token_id_max >= vocabulary_tokens:
+        raise InvalidRequest(
+            f"{parsed.token_param}: there is no token {parsed.token_id_max}; "
+            f"ids of this model are below {vocabulary_tokens}",
+            param=parsed.token_param,
         )
 
 
@@ -225,76 +286,6 @@ def model_card(deployment: Deployment) -> bytes:
     )
 
 
-def _parse_json(body: bytes) -> dict[str, Any]:
-    if len(body) > CHEAP_BODY_BYTES:
-        _refuse_dense(body)
-    try:
-        fields = _decode(body)
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {_describe(error)}") from None
-    if not isinstance(fields, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    return fields
-
-
-def _refuse_dense(body: bytes) -> None:
-    """Counts before it parses: a few megabytes of `{},` or of tiny keys would hold the event loop for a third of a second,
-    while a document of that size has few strings. Brackets and commas inside text count too, so their bounds are generous."""
-    strings = (body.count(b'"') - body.count(b'\\"')) // 2
-    if strings > STRINGS_MAX or body.count(b"{") + body.count(b"[") > BRACKETS_MAX:
-        raise InvalidRequest(
-            f"the body has more than {STRINGS_MAX} strings or {BRACKETS_MAX} objects and lists"
-        )
-    if body.count(b",") > COMMAS_MAX:
-        raise InvalidRequest(f"the body has more than {COMMAS_MAX} commas")
-
-
-# An integer of fewer digits fits in 64 bits. To look for one this way costs about a microsecond in a usual body; the
-# encoder itself takes integers of any size.
-_MANY_DIGITS = b"0" * 19
-# Every run of 19 digits shows two neighbours in a sample of each ninth byte, so most bodies need no more than that.
-_STRIDE = 9
-_DIGITS_AS_ZERO = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
-
-
-def _canonical(fields: dict[str, Any]) -> bytes:
-    """The object serialised again. Raises InvalidRequest for integers beyond 64 bits: JSON allows them, engines differ in
-    how they fail on them, and a failure would speak against a healthy replica."""
-    canonical = encode(fields)
-    sample = canonical[::_STRIDE].translate(_DIGITS_AS_ZERO)
-    if b"00" in sample and _MANY_DIGITS in canonical.translate(_DIGITS_AS_ZERO):
-        _refuse_large_integers(fields)
-    return canonical
-
-
-_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
-
-
-def _refuse_large_integers(fields: dict[str, Any]) -> None:
-    for name, field in fields.items():
-        inside: list[Iterable[Any]] = [(field,)]
-        while inside:
-            for value in inside.pop():
-                kind = type(
-                    value
-                )  # exact types, as the decoder makes them: half a million of these must pass quickly
-                if kind is int:
-                    if not _INTEGER_MIN <= value <= _INTEGER_MAX:
-                        raise InvalidRequest(
-                            f"{name[:100]}: an integer does not fit in 64 bits", param=name[:100]
-                        )
-                elif kind is list:
-                    inside.append(value)
-                elif kind is dict:
-                    inside.append(value.values())
-
-
-def _describe(error: Exception) -> str:
-    return "invalid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
-
-
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`")
 
@@ -346,6 +337,32 @@ def _embedding_bytes(value: str | list[str | int | list[int]]) -> int:
     return sum(
         _utf8_bytes(i) if isinstance(i, str) else 4 * len(i) if isinstance(i, list) else 4 for i in items
     )
+
+
+def _largest_token_id(checked: ChatFields | CompletionFields) -> tuple[int, str]:
+    """The largest token id that a request names, and in which field; engines crash on ids beyond their vocabulary."""
+    largest, named_in = -1, ""
+    if isinstance(checked, CompletionFields) and not isinstance(checked.prompt, str):
+        largest, named_in = _token_id_max(checked.prompt, field="prompt"), "prompt"
+    if checked.logit_bias and (biased := max(map(int, checked.logit_bias))) > largest:
+        largest, named_in = biased, "logit_bias"
+    for name, ids in (
+        ("stop_token_ids", checked.stop_token_ids),
+        ("allowed_token_ids", checked.allowed_token_ids),
+    ):
+        if ids and max(ids) > largest:
+            largest, named_in = max(ids), name
+    return largest, named_in
+
+
+def _token_id_max(items: Sequence[str | int | list[int]], *, field: str) -> int:
+    """The largest token id among prompts, which are all of one kind; -1 if they are texts. Raises InvalidRequest."""
+    if isinstance(items[0], str):
+        return -1
+    lists = cast(Sequence[Sequence[int]], items if isinstance(items[0], list) else (items,))
+    if min(map(min, lists)) < 0:
+        raise InvalidRequest(f"{field}: a token id is at least 0", param=field)
+    return max(map(max, lists))
 
 
 def _require_one_kind(items: Sequence[object], *, field: str) -> None:

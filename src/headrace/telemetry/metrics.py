@@ -110,6 +110,9 @@ class Metrics:
         "headrace_queue_length", "Requests that wait for a slot now.", labels=("model",), series_max=128
     )
     connections: Gauge = _gauge("headrace_connections", "Client connections on the public port now.")
+    bodies_reading: Gauge = _gauge(
+        "headrace_bodies_reading", "Large request bodies that are being read, or wait for it, now."
+    )
     streams_open: Gauge = _gauge("headrace_streams_open", "Streamed answers in progress now.")
 
     # Replicas.
