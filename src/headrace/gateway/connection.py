@@ -244,12 +244,13 @@ class ClientConnection(CallerTransport):
             self._repeated = http1.repeated_head(data)
         if not reader.is_idle and not reader.is_reading_body and was_idle:
             self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
-        if (
-            len(self._turns) > PIPELINE_MAX
-            and self._transport is not None
-            and not self._transport.is_closing()
-        ):
-            self._transport.pause_reading()
+        self._hold_back()
+
+    def _hold_back(self) -> None:
+        """Reads no more while enough is read ahead."""
+        transport = self._transport
+        if len(self._turns) > PIPELINE_MAX and transport is not None and not transport.is_closing():
+            transport.pause_reading()
 
     def _is_taken_as_repeated(self, data: bytes, repeated: http1.RepeatedHead) -> bool:
         """Takes the call without reading its head, if that is the last one again and what was decided on it holds."""
@@ -261,6 +262,7 @@ class ClientConnection(CallerTransport):
             self._repeated = None
             return False
         self._take_turn(HttpCall(self, screened, body, owner.new_request_id(), owner.clock.now_s()))
+        self._hold_back()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -277,7 +279,8 @@ class ClientConnection(CallerTransport):
     # Called by the reader.
 
     def head_received(self, head: http1.RequestHead) -> int:
-        self._screened = None  # of the message before: a refusal of this one must not lean on it
+        # Both are of the message before: neither a refusal of this one nor a later head may lean on them.
+        self._screened = self._repeated = None
         screened = self._screened = self._owner.screen(head)
         self._body_since_s = self._owner.clock.now_s()
         return screened.route.body_bytes_max
