@@ -39,6 +39,7 @@ _NGINX_FIXED_ANSWER = """
   server {{ {listens}
     location = /v1/models {{ return 200 '{models}'; }}
     location = /v1/chat/completions {{ return 200 '{answer}'; }}
+    location / {{ return 200 '{{}}'; }}  # what routers ask their workers about themselves
   }}
 """
 _NGINX_PROXY = """
@@ -71,7 +72,7 @@ class Rig(contextlib.ExitStack):
 
     def start(
         self, name: str, command: Sequence[str], *, port: int, core: int | None, path: str = "/v1/models",
-        environment: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None, limit_s: float = START_LIMIT_S,
     ) -> Running:  # fmt: skip
         """Starts it, pinned to that core, and returns once it answers on its port. Raises BenchmarkFailed."""
         pinned = ["taskset", "-c", str(core)] if core is not None else []
@@ -82,7 +83,7 @@ class Rig(contextlib.ExitStack):
                 env={**os.environ, **(environment or {})},
             )  # fmt: skip
         self.callback(stop, process)
-        until_s = time.monotonic() + START_LIMIT_S
+        until_s = time.monotonic() + limit_s
         while not _answers(port, path):
             if process.poll() is not None or time.monotonic() > until_s:
                 raise BenchmarkFailed(f"{name} didn't start:\n{log_path.read_text()[-2000:]}")
