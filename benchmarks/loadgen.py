@@ -62,9 +62,14 @@ def percentile(values: list[float], share: float) -> float:
 
 @dataclass(slots=True)
 class Answers:
-    """What came of a load of single requests; latencies of the measured part only."""
+    """What came of a load of single requests; latencies of the measured part only.
+
+    Attributes:
+        refused_s: Latencies of the answers 429 and 503. They are among `latencies_s` and `failures`, too.
+    """
 
     latencies_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
     failures: int = 0
 
 
@@ -178,8 +183,11 @@ async def open_loop(
 
     def answered(exchange: _Exchange, status: int) -> None:
         nonlocal missing
-        answers.latencies_s.append((exchange.first_s if stream else time.perf_counter()) - exchange.due_s)
+        latency_s = (exchange.first_s if stream else time.perf_counter()) - exchange.due_s
+        answers.latencies_s.append(latency_s)
         answers.failures += status != 200
+        if status in (429, 503):
+            answers.refused_s.append(latency_s)
         missing -= 1
         if not missing:
             all_answered.set()
@@ -195,6 +203,8 @@ async def open_loop(
     for duration_s, measured in ((warm_s, contextlib.nullcontext()), (seconds, window)):
         count = missing = max(1, round(duration_s * rate_per_s))
         answers.latencies_s.clear()
+        answers.refused_s.clear()
+        answers.failures = 0
         all_answered.clear()
         with measured:
             await asyncio.to_thread(_pace, send, count, 1 / rate_per_s, asyncio.get_running_loop())
@@ -236,7 +246,7 @@ class Streamed:
     is_open: bool = False
 
 
-class _Stream(asyncio.Protocol):
+class Stream(asyncio.Protocol):
     """One kept-alive connection that asks for a stream, reads it to its end, and asks again.
 
     The bytes are searched, not parsed: a parser would cost the client more than some proxies cost.
@@ -310,7 +320,7 @@ async def streams(
     """That many streams at any time; `spread_s`, best the length of one, keeps them from starting in step."""
     seen = Streamed()
     request = target.request(target.body(stream=True))
-    connections = await _connected(target, count, lambda: _Stream(request, seen))
+    connections = await _connected(target, count, lambda: Stream(request, seen))
     for connection in connections:
         connection.begin()
         await asyncio.sleep(spread_s / count)

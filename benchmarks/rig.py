@@ -93,22 +93,14 @@ class Rig(contextlib.ExitStack):
         return Running(process.pid, tuple(machine.family(process.pid)))
 
     def scripted(
-        self, name: str, *, model: str, itl_ms: float, tokens: int, core: int | None
-    ) -> tuple[int, Running]:
-        """A scripted engine that never makes anyone wait for a slot; its port and process."""
+        self, name: str, *, model: str, itl_ms: float, tokens: int, core: int | None, slots: int = 100_000,
+        ttft_ms: float = 0.0,
+    ) -> tuple[int, Running]:  # fmt: skip
+        """A scripted engine, by default one that never makes anyone wait for a slot; its port and process."""
         port = free_port()
-        command = [
-            *HEADRACE,
-            "engine",
-            "scripted",
-            "--port",
-            str(port),
-            "--model",
-            model,
-            "--slots",
-            "100000",
-        ]
-        command += ["--itl-ms", f"{itl_ms:g}", "--tokens", str(tokens)]
+        command = [*HEADRACE, "engine", "scripted", "--port", str(port), "--model", model]
+        command += ["--slots", str(slots), "--ttft-ms", f"{ttft_ms:g}", "--itl-ms", f"{itl_ms:g}"]
+        command += ["--tokens", str(tokens)]
         return port, self.start(name, command, port=port, core=core)
 
     def fixed_answers(self, *, model: str, ports: Sequence[int], core: int) -> Running:
@@ -141,18 +133,16 @@ class Rig(contextlib.ExitStack):
 
     def headrace(
         self, *, upstreams: Sequence[int] = (), core: int | None, data: Path | None = None, config: Path | None = None,
-        environment: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None, upstream_slots: int = 4096, name: str = "headrace",
     ) -> tuple["Headrace", Running]:  # fmt: skip
         """`headrace up` with a tenant that no limit will stop; everything else as it comes."""
         data = data or self.folder / "data"
         port = free_port()
         command = [*HEADRACE, "up", "--data", str(data), "--port", str(port), "--admin-port", "0"]
         command += [part for each in upstreams for part in ("--upstream", f"http://127.0.0.1:{each}")]
-        command += ["--upstream-slots", "4096"] if upstreams else []
+        command += ["--upstream-slots", str(upstream_slots)] if upstreams else []
         command += ["--config", str(config)] if config else []
-        running = self.start(
-            "headrace", command, port=port, core=core, path="/readyz", environment=environment
-        )
+        running = self.start(name, command, port=port, core=core, path="/readyz", environment=environment)
         provider = Headrace(port, data)
         provider.cli(
             "tenants", "create", TENANT, "--requests-per-minute", "100000000", "--requests-burst", "100000000",

@@ -75,6 +75,19 @@ def test_the_gateway_benchmark_does_without_nginx_and_wrk(tmp_path, monkeypatch)
     assert sum("apt-get install" in remark for remark in found["remarks"]) == 2
 
 
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_overload_benchmark_counts_answers_and_refusals(tmp_path):
+    printed, found = run("overload", "--rounds", "1", "--seconds", "0.5", path=tmp_path / "overload.json")
+    assert "goodput" in printed
+    (sample,) = found["samples"]
+    assert sample["other_failures"] == 0
+    assert sample["refused"] > 0
+    assert 0 < sample["goodput_per_s"] < sample["offered_per_s"]
+    assert found["memory"]["stream_bytes"] > 0
+
+
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 10)
