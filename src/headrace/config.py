@@ -22,7 +22,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The public and the admin port.
 
     Attributes:
-        host: Address of the public port. Loopback by default: TLS or a front proxy belongs in front of anything wider.
+        host: Address of the public port. Loopback by default: anything wider needs TLS, here or in front.
+        tls_certificate, tls_key: PEM files that make the public port speak TLS: the certificate with its chain, and its
+            private key. "" means plain HTTP.
         connections_max: Client connections at once; above it new ones are closed at accept.
         header_timeout_s: A request's headers must be complete this long after its first byte (or the connection's start).
         idle_timeout_s: A kept-alive connection without a request is closed after this.
@@ -35,12 +37,19 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000
     admin_host: str = "127.0.0.1"
     admin_port: int = 9000
+    tls_certificate: str = ""
+    tls_key: str = ""
     connections_max: int = 4096
     header_timeout_s: float = 10.0
     idle_timeout_s: float = 75.0
     body_bytes_per_s_min: int = 1024
     body_bytes_max: int = 4 * 1024 * 1024
     drain_s: float = 30.0
+
+    @property
+    def scheme(self) -> str:
+        """What callers write in front of the public port's address."""
+        return "https" if self.tls_certificate else "http"
 
 
 class RequestConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +103,21 @@ class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ejection_max_s: float = 120.0
 
 
+class PressureConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When keep-alive, and then new work, is given up; see policies.pressure.
+
+    Attributes:
+        memory_bytes_max: Resident memory of this process; 0 means that only the cgroup and the machine set a limit.
+        lag_s_max: Event loop lag, several times in a row, at which new work is refused; from half of it on nothing is
+            kept alive.
+        hold_s: A level stays at least this long after what led to it.
+    """
+
+    memory_bytes_max: int = 0
+    lag_s_max: float = 1.0
+    hold_s: float = 5.0
+
+
 class TenantDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of a tenant that has none of its own; see core.tenant.TenantLimits."""
 
@@ -140,6 +164,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request: RequestConfig = RequestConfig()
     admission: AdmissionConfig = AdmissionConfig()
     health: HealthConfig = HealthConfig()
+    pressure: PressureConfig = PressureConfig()
     tenant_defaults: TenantDefaults = TenantDefaults()
     engine: EngineConfig = EngineConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
@@ -250,6 +275,9 @@ _AT_LEAST: dict[str, float] = {
     "health.failures_to_eject": 1,
     "health.ejection_s": 0.01,
     "health.ejection_max_s": 0.01,
+    "pressure.memory_bytes_max": 0,
+    "pressure.lag_s_max": 0.01,
+    "pressure.hold_s": 0,
     "tenant_defaults.requests_per_minute": 0,
     "tenant_defaults.requests_burst": 1,
     "tenant_defaults.concurrency_max": 0,

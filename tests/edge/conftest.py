@@ -62,11 +62,22 @@ class Edge:
 
 
 @contextmanager
-def running_edge(*, config: str = "", upstream_slots: int | None = None, **engine: Any) -> Iterator[Edge]:
+def running_edge(
+    *,
+    config: str = "",
+    upstream_slots: int | None = None,
+    descriptors_max: int | None = None,
+    **engine: Any,
+) -> Iterator[Edge]:
     """A pair of their own for tests that change them; `engine` as for scripted_engine."""
     with (
         scripted_engine(**engine) as running,
-        provider(upstreams=[running.url], config=config, upstream_slots=upstream_slots) as service,
+        provider(
+            upstreams=[running.url],
+            config=config,
+            upstream_slots=upstream_slots,
+            descriptors_max=descriptors_max,
+        ) as service,
     ):
         yield Edge(running, service, service.key("unlimited", requests_per_minute=0, concurrency=0))
         # Whatever a test did: no bug of ours was met on the way.

@@ -46,6 +46,7 @@ class Authority:
         *,
         hosts: Sequence[str] = HOSTS,
         valid_for: timedelta = timedelta(days=1),
+        passphrase: bytes = b"",
     ) -> Issued:
         """A certificate for these hosts in `NAME.pem` and `NAME.key`; an older one of that name is replaced.
 
@@ -68,7 +69,9 @@ class Authority:
             key.private_bytes(
                 serialization.Encoding.PEM,
                 serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
+                serialization.BestAvailableEncryption(passphrase)
+                if passphrase
+                else serialization.NoEncryption(),
             ),
         )
         _replace(issued.certificate, certificate.public_bytes(serialization.Encoding.PEM))

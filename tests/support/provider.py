@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -35,14 +36,22 @@ def wait_until(claim: Callable[[], Any], *, limit_s: float = 20.0, what: str = "
 class Provider:
     """A running `headrace up`. Use `provider(...)` to make one."""
 
-    def __init__(self, process: "subprocess.Popen[str]", data: Path, *, started: str) -> None:
+    def __init__(
+        self,
+        process: "subprocess.Popen[str]",
+        data: Path,
+        *,
+        started: str,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
         self.process = process
         self.data = data
         self.started = started
         facts = json.loads((data / "run" / "service.json").read_text())
         self.port: int = facts["public_port"]
         self.admin_port: int = facts["admin_port"]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.url = f"{facts['public_scheme']}://127.0.0.1:{self.port}/v1"
+        self._trust = trust
         self._admin_token = (data / "run" / "admin.token").read_text().strip()
 
     @property
@@ -72,7 +81,7 @@ class Provider:
         return key
 
     def connect(self, *, timeout_s: float = 30.0) -> socket.socket:
-        """A raw connection to the public port."""
+        """A raw connection to the public port; no TLS."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
 
     def get(self, path: str, *, key: str = "") -> tuple[int, dict[str, str], bytes]:
@@ -137,7 +146,12 @@ class Provider:
         port: int,
         headers: dict[str, str] | None = None,
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        if self._trust is not None and port == self.port:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                "127.0.0.1", port, timeout=60, context=self._trust
+            )
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             all_headers = {**({"authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
             connection.request(method, path, body=body, headers=all_headers)
@@ -160,12 +174,16 @@ def provider(
     arguments: Sequence[str] = (),
     ready: bool = True,
     upstream_slots: int | None = None,
+    trust: ssl.SSLContext | None = None,
+    descriptors_max: int | None = None,
 ) -> Iterator[Provider]:
     """Starts `headrace up` and stops it at the end, by its pid.
 
     Args:
         config: Text of a headrace.toml.
         ready: Wait until a replica is ready, not only until the port is open.
+        trust: How to speak TLS with the public port, where `config` or `arguments` turn it on.
+        descriptors_max: Its limit on open files, soft and hard.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder:
         home = data or Path(folder) / "data"
@@ -178,9 +196,12 @@ def provider(
             file = Path(folder) / "headrace.toml"
             file.write_text(config)
             command += ["--config", str(file)]
+        if descriptors_max is not None:
+            limit = f'ulimit -n {descriptors_max} && exec "$@"'
+            command = ["/bin/sh", "-c", limit, "sh", *command]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            running = Provider(process, home, started=_read_until_open(process))
+            running = Provider(process, home, started=_read_until_open(process), trust=trust)
             if ready:
                 wait_until(lambda: running.get("/readyz")[0] == 200, limit_s=START_LIMIT_S, what="/readyz")
             yield running

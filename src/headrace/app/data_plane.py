@@ -10,13 +10,16 @@ from headrace.app.report import LoadReport, PlaneReport
 from headrace.config import Config
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, leaves
 from headrace.core.fleet import FleetSnapshot, Replica
 from headrace.core.tenant import TenantLimits
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.bodies import BodyReader
+from headrace.gateway.certificate import CertificateFiles, ServedCertificate
 from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.ladder import Ladder
+from headrace.gateway.listener import Listener, Room, open_sockets
 from headrace.gateway.server import Gateway, PortLimits
 from headrace.gateway.upstream import RetryRules, Upstream
 from headrace.gateway.usage import RecordSink, UsageCloser
@@ -24,9 +27,11 @@ from headrace.gateway.watch import AttemptLimits
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import HealthRules
 from headrace.policies.limits import TenantLimiter
+from headrace.policies.pressure import Pressure
 from headrace.stores import tenants
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
+from headrace.telemetry.resources import Resources, raise_descriptor_limit
 
 KEY_CHECK_S = 0.25
 
@@ -61,8 +66,17 @@ class DataPlane:
         self._auth = Authenticator(tenants.load_pepper(data / tenants.PEPPER_NAME), clock=clock)
         self._auth.replace(self._tenants.key_ring(_default_limits(config)))
         self._keys_revision = self._tenants.ring_revision
+        self._certificate = self._load_certificate()
+        self._ladder = self._build_ladder()
         self._gateway = build_gateway(
-            config, auth=self._auth, records=records, metrics=metrics, log=log, clock=clock, chance=chance
+            config,
+            auth=self._auth,
+            records=records,
+            ladder=self._ladder,
+            metrics=metrics,
+            log=log,
+            clock=clock,
+            chance=chance,
         )
 
     async def serve(self, *, opened: Callable[[int], None]) -> None:
@@ -74,12 +88,16 @@ class DataPlane:
             opened(port)
 
         try:
-            await self._gateway.serve(server.host, server.port, opened=remember)
+            async with asyncio.TaskGroup() as tasks:
+                port = self._listener()
+                if self._certificate is not None:
+                    tasks.create_task(self._certificate.watch())
+                await self._gateway.serve(port, opened=remember)
         except* OSError as errors:
             if self._port:
                 raise
             raise ConfigError(
-                f"public port {server.host}:{server.port} can't be opened: {errors.exceptions[0]}; "
+                f"public port {server.host}:{server.port} can't be opened: {leaves(errors)[0]}; "
                 "choose another with --port or `server.port`"
             ) from None
 
@@ -144,6 +162,8 @@ class DataPlane:
             ],
             key_count=self._auth.key_count,
             keys_revision=self._keys_revision,
+            pressure=self._ladder.verdict.level,
+            pressure_reason=self._ladder.verdict.reason,
         )
 
     def fill_gauges(self) -> None:
@@ -152,6 +172,8 @@ class DataPlane:
         metrics.connections.labels().set(report.connections)
         metrics.streams_open.labels().set(self._gateway.streams_open)
         metrics.bodies_reading.labels().set(self._gateway.bodies_reading)
+        if self._certificate is not None:
+            metrics.tls_expiry_days.labels().set(self._certificate.days_left)
         for model, length in report.queued.items():
             metrics.queue_length.labels(model).set(length)
         metrics.in_flight.clear()
@@ -160,12 +182,49 @@ class DataPlane:
             metrics.in_flight.labels(load.model, load.replica).set(load.outstanding)
             metrics.replica_ejected.labels(load.model, load.replica).set(load.is_ejected)
 
+    def _load_certificate(self) -> ServedCertificate | None:
+        """None without TLS. Raises ConfigError where a file is missing or wrong."""
+        server = self._config.server
+        if not server.tls_certificate and not server.tls_key:
+            return None
+        for key, value in (
+            ("server.tls_certificate", server.tls_certificate),
+            ("server.tls_key", server.tls_key),
+        ):
+            if not value:
+                raise ConfigError(f"`{key}` is missing: TLS needs a certificate and its private key")
+        files = CertificateFiles(Path(server.tls_certificate), Path(server.tls_key))
+        return ServedCertificate(files, metrics=self._metrics, log=self._log, clock=self._clock)
+
+    def _listener(self) -> Listener:
+        server = self._config.server
+        return Listener(
+            open_sockets(server.host, server.port),
+            room=Room(server.connections_max, self._ladder.connections_max),
+            certificate=self._certificate,
+            handshake_timeout_s=server.header_timeout_s,
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+        )
+
+    def _build_ladder(self) -> Ladder:
+        pressure = self._config.pressure
+        return Ladder(
+            Pressure(lag_s_max=pressure.lag_s_max, hold_s=pressure.hold_s),
+            Resources(memory_bytes_max=pressure.memory_bytes_max),
+            descriptors_max=raise_descriptor_limit(),
+            metrics=self._metrics,
+            log=self._log,
+        )
+
 
 def build_gateway(
     config: Config,
     *,
     auth: Authenticator,
     records: Records,
+    ladder: Ladder | None,
     metrics: Metrics,
     log: Log,
     clock: Clock,
@@ -216,6 +275,7 @@ def build_gateway(
             heartbeat_s=request.heartbeat_s,
         ),
         accepts_work=lambda: not records.is_behind,
+        ladder=ladder,
         metrics=metrics,
         log=log,
         clock=clock,

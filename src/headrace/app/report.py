@@ -3,6 +3,7 @@
 import msgspec
 
 from headrace.core.ids import ReplicaId
+from headrace.policies.pressure import Level
 
 
 class LoadReport(msgspec.Struct, frozen=True, gc=False):
@@ -26,6 +27,7 @@ class PlaneReport(msgspec.Struct, frozen=True):
         in_progress: Requests that have an account, `waiting` of them in a queue.
         queued: Waiting requests by model.
         keys_revision: Which state of tenants and keys it goes by; see stores.tenants.
+        pressure, pressure_reason: What it has given up, and what it is short of; see policies.pressure.
     """
 
     is_ready: bool
@@ -36,3 +38,5 @@ class PlaneReport(msgspec.Struct, frozen=True):
     loads: list[LoadReport]
     key_count: int
     keys_revision: int
+    pressure: Level
+    pressure_reason: str

@@ -176,6 +176,7 @@ class Service:
             "pid": os.getpid(),
             "public_host": server.host,
             "public_port": port,
+            "public_scheme": server.scheme,
             "admin_host": server.admin_host,
             "admin_port": self._admin_port,
             "started_s": self._clock.wall_s(),
@@ -184,7 +185,7 @@ class Service:
         draft = path.with_suffix(".draft")
         draft.write_text(json.dumps(facts), encoding="utf-8")
         draft.replace(path)
-        self._tell(f"public port  http://{server.host}:{port}/v1")
+        self._tell(f"public port  {server.scheme}://{server.host}:{port}/v1")
         self._tell(
             f"admin port   http://{server.admin_host}:{self._admin_port}  (token in {self._data}/run/admin.token)"
         )

@@ -7,6 +7,7 @@ import headrace
 from headrace.app.report import PlaneReport
 from headrace.control.status import ReplicaStatus
 from headrace.core.fleet import Deployment
+from headrace.policies.pressure import Level
 
 
 def service_status(
@@ -29,6 +30,7 @@ def service_status(
         "connections": sum(plane.connections for plane in planes),
         "in_flight": sum(plane.in_progress for plane in planes) - waiting,
         "queued": waiting,
+        "pressure": _pressure(planes),
         "deployments": [
             {
                 "model": name,
@@ -52,6 +54,14 @@ def service_status(
         },
         "ledger": dict(ledger),
     }
+
+
+def _pressure(planes: Sequence[PlaneReport]) -> dict[str, str]:
+    """Of the plane that is pressed hardest."""
+    hardest = max(planes, key=lambda plane: plane.pressure, default=None)
+    if hardest is None:
+        return {"level": Level.CALM.name.lower(), "reason": ""}
+    return {"level": hardest.pressure.name.lower(), "reason": hardest.pressure_reason}
 
 
 def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport]) -> dict[str, Any]:

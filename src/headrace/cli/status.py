@@ -98,12 +98,18 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
     """The lines above the tables; keys that a service of another version doesn't send show as `-`."""
     ready = "ready" if status.get("ready") else "not ready"
     host, port = service.get("admin_host", "127.0.0.1"), service.get("admin_port", "-")
+    secured = " (https)" if service.get("public_scheme") == "https" else ""
     lines = [
         f"headrace {_shown(status.get('version'))}, {ready}, up {_duration(status.get('uptime_s'))}, "
-        f"pid {service.get('pid', '-')}, port {service.get('public_port', '-')}, admin {host}:{port}",
+        f"pid {service.get('pid', '-')}, port {service.get('public_port', '-')}{secured}, admin {host}:{port}",
         f"connections {_shown(status.get('connections'))}, in flight {_shown(status.get('in_flight'))}, "
         f"queued {_shown(status.get('queued'))}",
     ]
+    pressure = status.get("pressure") or {}
+    if pressure.get("reason"):
+        lines.append(
+            f"under pressure: short of {_shown(pressure['reason'])}, {_given_up(pressure.get('level'))}"
+        )
     ledger = status.get("ledger")
     if ledger:
         lines.append(
@@ -111,6 +117,10 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
             f"{_shown(ledger.get('backlog'))} waiting, {_shown(ledger.get('failed'))} failures"
         )
     return lines
+
+
+def _given_up(level: object) -> str:
+    return "new work is refused" if level == "refuse" else "connections are not kept alive"
 
 
 def _deployment_row(deployment: dict[str, Any]) -> tuple[object, ...]:

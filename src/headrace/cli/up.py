@@ -39,6 +39,12 @@ def add(commands: Any) -> None:
         "--admin-port", metavar="P", help="admin port on loopback (default 9000; 0 chooses a free one)"
     )
     parser.add_argument(
+        "--tls-certificate",
+        metavar="FILE",
+        help="PEM certificate with its chain: the public port speaks TLS. A changed file is in force within seconds",
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM, without a passphrase")
+    parser.add_argument(
         "--upstream",
         metavar="URL",
         action="append",
@@ -120,6 +126,9 @@ def _settings(arguments: argparse.Namespace) -> config.Config:
         admin_port=_number(
             arguments.admin_port, "admin-port", default=settings.server.admin_port, most=65535
         ),
+        tls_certificate=_option(arguments.tls_certificate, "tls-certificate")
+        or settings.server.tls_certificate,
+        tls_key=_option(arguments.tls_key, "tls-key") or settings.server.tls_key,
     )
     urls = arguments.upstream or (config.environment("upstream") or "").split()
     slots = _number(arguments.upstream_slots, "upstream-slots", default=UPSTREAM_SLOTS, most=1_000_000)

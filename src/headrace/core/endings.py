@@ -182,6 +182,7 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
         "too many large bodies wait to be read, or the process that reads them ended",
     ),
     _refused(Reason.LEDGER_BEHIND, errors.Saturated, "usage can't be recorded at the moment"),
+    _refused(Reason.PRESSED, errors.Saturated, "the process is short of memory, descriptors or time"),
     _refused(Reason.DRAINING, errors.NoReadyReplica, "it arrived after the service was asked to stop"),
     _refused(Reason.STOPPING, errors.NoReadyReplica, "the time to drain was over before it had a slot"),
     _failed(

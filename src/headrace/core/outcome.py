@@ -84,6 +84,7 @@ class Reason(StrEnum):
     NO_READY_REPLICA = "no_ready_replica"
     BODY_UNREAD = "body_unread"  # too many large bodies wait to be read, or their reader ended
     LEDGER_BEHIND = "ledger_behind"  # usage can't be recorded at the moment
+    PRESSED = "pressed"  # the process is short of memory, descriptors or time
     DRAINING = "draining"  # it came after the service was asked to stop
     STOPPING = "stopping"  # the time to finish what was in progress is over
     INTERNAL = "internal_error"

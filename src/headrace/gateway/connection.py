@@ -33,6 +33,7 @@ class ConnectionOwner(TransportOwner, Protocol):
     header_timeout_s: float
     idle_timeout_s: float
     body_bytes_per_s_min: int
+    keeps_alive: bool
 
     def screen(self, head: http1.RequestHead) -> "Screened":
         """Decides on a head alone whether its body may come. Raises HeadraceError."""
@@ -46,8 +47,8 @@ class ConnectionOwner(TransportOwner, Protocol):
 
     async def handle(self, call: Call) -> None: ...
 
-    def opened(self, connection: "ClientConnection") -> bool:
-        """Whether there is room for another connection; it counts until `closed`."""
+    def opened(self, connection: "ClientConnection") -> None:
+        """The connection counts until `closed`."""
         ...
 
     def closed(self, connection: "ClientConnection") -> None: ...
@@ -218,9 +219,7 @@ class ClientConnection(CallerTransport):
         # A cast: uvloop's transports have the methods, not the base class.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
-        if not self._owner.opened(self):
-            transport.abort()
-            return
+        self._owner.opened(self)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_MAX)
         self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
 
@@ -335,6 +334,18 @@ class ClientConnection(CallerTransport):
         if not self._is_busy and not self._turns and self._reader.is_idle and self._transport is not None:
             self._transport.close()
 
+    def hurry(self, now_s: float) -> None:
+        """Under pressure a connection that was answered and idles is worth little: its time ends soon."""
+        reader = self._reader
+        if not self._is_busy and reader.is_idle and not reader.is_fresh and self._discardable is None:
+            self._limit_s = min(self._limit_s, now_s + self._owner.idle_timeout_s)
+
+    def refuse_body(self, error: HeadraceError) -> None:
+        """Turns away a request whose body is still on its way, and lets go of what has come of it."""
+        if not self._is_busy and self._reader.is_reading_body and self._discardable is None:
+            self._refuse(error)
+            self._reader.abandon()
+
     @property
     def is_busy(self) -> bool:
         return self._is_busy
@@ -360,7 +371,7 @@ class ClientConnection(CallerTransport):
                 self._answer_refusal(turn)
             else:
                 self._is_busy = True
-                self.keeps_alive = self.keeps_alive and turn.head.keeps_alive
+                self.keeps_alive = self.keeps_alive and turn.head.keeps_alive and self._owner.keeps_alive
                 self._walk = Walk(self._owner.handle(turn), on_end=self._turn_ended)
                 self._walk.start()
         self._is_advancing = False

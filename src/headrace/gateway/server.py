@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,7 +28,9 @@ from headrace.gateway.call import Call
 from headrace.gateway.connection import ClientConnection, Screened
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Dispatch
-from headrace.gateway.routes import Info, InfoRoute, RouteTable, open_to_all
+from headrace.gateway.ladder import Ladder
+from headrace.gateway.listener import Port
+from headrace.gateway.routes import Info, InfoRoute, Route, RouteTable, open_to_all
 from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import Account, UsageCloser
 from headrace.protocols import http1, openai, strict_json
@@ -36,6 +39,7 @@ from headrace.telemetry.metrics import Metrics
 
 TICK_S = 0.25
 FLUSH_CHECK_S = 0.02
+PRESSED_IDLE_S = 1.0  # under pressure: how long a kept-alive connection may idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Gateway:
         limits: PortLimits,
         outbox: Outbox,
         accepts_work: Callable[[], bool],
+        ladder: Ladder | None,
         metrics: Metrics,
         log: Log,
         clock: Clock,
@@ -85,6 +90,10 @@ class Gateway:
         self._bodies = bodies
         self._limits = limits
         self._accepts_work = accepts_work
+        self._ladder = ladder
+        # What the ladder allows, set by the tick so that a request only looks: requests in progress, and keep-alive.
+        self._work_max = self._work_room = sys.maxsize if ladder is None else ladder.work_max
+        self.keeps_alive = True
         self._metrics = metrics
         self._log = log
         self._chance = chance
@@ -301,25 +310,37 @@ class Gateway:
             raise InvalidRequest("compressed bodies are not accepted; send the JSON as it is")
         route = self._routes.find(head.method, head.path)
         if route is not None:
+            if self.in_progress >= self._work_max:
+                self._refuse_work(route)
             expires_s = math.inf if entry.expires_s is None else entry.expires_s
             return Screened(head, route, entry.principal, self.auth.version, expires_s)
         self._metrics.unmatched_requests.labels().add()
         raise NotFound("no such path, or not with that method; see GET /v1/models and docs/reference/http.md")
 
     def still_holds(self, screened: Screened) -> bool:
-        return screened.keys_version == self.auth.version and (
-            screened.expires_s == math.inf or self.clock.wall_s() < screened.expires_s
+        return (
+            screened.keys_version == self.auth.version
+            and self.in_progress < self._work_max
+            and (screened.expires_s == math.inf or self.clock.wall_s() < screened.expires_s)
         )
 
     def new_request_id(self) -> RequestId:
         return request_id(self._chance, wall_s=self.clock.wall_s())
 
-    def opened(self, connection: ClientConnection) -> bool:
-        if len(self._connections) >= self._limits.connections_max:
-            self._log.event("connection.rejected", code="connections_max")
-            return False
+    def _refuse_work(self, route: Route) -> None:
+        """Under pressure new work is turned away before its body is read; questions about us are answered."""
+        if isinstance(route, InfoRoute):
+            return
+        if self._ladder is not None and self._ladder.is_refusing:
+            raise self._ladder.refusal()
+        raise Saturated(
+            "this server has as many requests as it has descriptors for",
+            retry_after_s=1.0,
+            reason=Reason.PRESSED,
+        )
+
+    def opened(self, connection: ClientConnection) -> None:
         self._connections.add(connection)
-        return True
 
     def closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
@@ -347,24 +368,22 @@ class Gateway:
         self.upstream.publish(snapshot)
         self.dispatch.publish(snapshot)
 
-    async def serve(self, host: str, port: int, *, opened: Callable[[int], None]) -> None:
-        """Listens until cancelled. `opened` gets the real port. Raises OSError if the address is taken.
+    async def serve(self, port: Port, *, opened: Callable[[int], None]) -> None:
+        """Takes connections from that port until cancelled. `opened` gets its number.
 
         A tick four times a second watches what is slow.
         """
         async with asyncio.TaskGroup() as tasks:
             self.upstream.open(tasks)
             self._bodies.open(tasks)
-            server = await asyncio.get_running_loop().create_server(
-                lambda: ClientConnection(self), host, port, backlog=1024
-            )
             try:
-                opened(server.sockets[0].getsockname()[1])
-                await self._tick()
+                await port.open(lambda: ClientConnection(self), count=lambda: len(self._connections))
+                opened(port.number)
+                await self._tick(port)
             finally:
                 for connection in list(self._connections):
                     connection.cut()
-                server.close()
+                port.close()
                 self.upstream.close()
 
     async def drain(self, limit_s: float) -> int:
@@ -388,14 +407,20 @@ class Gateway:
         self._is_hurried = True
         self._quiet.set()
 
-    async def _tick(self) -> None:
+    async def _tick(self, port: Port) -> None:
         check_due_s = 0.0
         while True:
             before_s = self.clock.now_s()
             await asyncio.sleep(TICK_S)
             now_s = self.clock.now_s()
             self.ticked_s = now_s
-            self._metrics.event_loop_lag_seconds.labels().set(max(0.0, now_s - before_s - TICK_S))
+            lag_s = max(0.0, now_s - before_s - TICK_S)
+            self._metrics.event_loop_lag_seconds.labels().set(lag_s)
+            if self._ladder is not None and self._ladder.step(
+                lag_s=lag_s, keeps_waiting=port.keeps_waiting, now_s=now_s
+            ):
+                self._give_up(self._ladder, now_s)
+            port.tick(now_s)
             self.upstream.tick(now_s)
             self.dispatch.wake()
             self._log.tick()
@@ -403,3 +428,14 @@ class Gateway:
                 check_due_s = now_s + 1.0
                 for connection in list(self._connections):
                     connection.check(now_s)
+
+    def _give_up(self, ladder: Ladder, now_s: float) -> None:
+        """The level of pressure has changed: what follows from it for connections, once, so that requests needn't ask."""
+        idle_timeout_s = self._limits.idle_timeout_s
+        self.keeps_alive = ladder.is_calm
+        self.idle_timeout_s = idle_timeout_s if ladder.is_calm else min(PRESSED_IDLE_S, idle_timeout_s)
+        self._work_max = 0 if ladder.is_refusing else self._work_room
+        for connection in [] if ladder.is_calm else list(self._connections):
+            connection.hurry(now_s)
+            if ladder.is_refusing:
+                connection.refuse_body(ladder.refusal())

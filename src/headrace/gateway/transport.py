@@ -76,8 +76,10 @@ class CallerTransport(asyncio.Protocol):
     @property
     def has_unsent(self) -> bool:
         """Whether bytes of an answer still wait for the caller to take them."""
-        return self._transport is not None and (
-            bool(self._unsent) or self._transport.get_write_buffer_size() > 0
+        transport = self._transport
+        # With TLS what is encrypted doesn't count as buffered, but the connection is lost only once it is sent.
+        return transport is not None and (
+            bool(self._unsent) or transport.is_closing() or transport.get_write_buffer_size() > 0
         )
 
     def _is_stuck(self, transport: asyncio.Transport, now_s: float) -> bool:

@@ -142,6 +142,11 @@ class RequestReader:
         self._reset()
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether no message has ended yet."""
+        return self.messages == 0
+
+    @property
     def is_reading_body(self) -> bool:
         return self._head_done and not self.is_idle
 
@@ -163,6 +168,10 @@ class RequestReader:
         if not self.is_idle and self.messages == messages:
             self._fed_bytes += len(data)  # all of it is of this message
             self._check_unfinished()
+
+    def abandon(self) -> None:
+        """Lets go of the message being read; nothing more is fed after this."""
+        self._reset()
 
     def _check_unfinished(self) -> None:
         """llhttp keeps an unfinished header to itself and passes over chunk extensions, so what was fed is what counts."""

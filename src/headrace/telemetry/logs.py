@@ -109,6 +109,32 @@ EVENTS: dict[str, Event] = {
         "A connection was closed for how it speaks HTTP, or because there were too many.",
         ("code",),
     ),
+    "pressure.rose": Event(
+        Level.WARNING,
+        "Memory, descriptors or the event loop's time run short: keep-alive (`brief`) or new work as well (`refuse`) is given up.",
+        ("pressure", "reason", "lag_s", "left_bytes", "descriptors", "descriptors_max"),
+    ),
+    "pressure.eased": Event(
+        Level.INFO,
+        "The shortage is over, or less than it was.",
+        ("pressure", "reason", "lag_s", "left_bytes", "descriptors", "descriptors_max"),
+    ),
+    "accept.paused": Event(
+        Level.WARNING,
+        "No new connections for a moment: descriptors ran short. At most every 10 s.",
+        ("reason", "connections"),
+    ),
+    "tls.reloaded": Event(
+        Level.INFO, "A changed certificate is in force for new connections.", ("days_left",)
+    ),
+    "tls.failing": Event(
+        Level.ERROR,
+        "A changed certificate or key can't be used; the one in force stays.",
+        ("error", "days_left"),
+    ),
+    "tls.expired": Event(
+        Level.ERROR, "The certificate had expired when the service started.", ("days_left",)
+    ),
     "keys.reloaded": Event(Level.INFO, "Changed API keys are in force.", ("keys", "tenants")),
     "keys.failing": Event(Level.ERROR, "Changed API keys can't be read; those in force stay.", ("error",)),
     "ledger.failing": Event(

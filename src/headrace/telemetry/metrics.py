@@ -114,6 +114,22 @@ class Metrics:
         "headrace_bodies_reading", "Large request bodies that are being read, or wait for it, now."
     )
     streams_open: Gauge = _gauge("headrace_streams_open", "Streamed answers in progress now.")
+    accept_pauses: Counter = _counter(
+        "headrace_accept_pauses_total",
+        "Times that new connections were left waiting in the kernel because descriptors ran short.",
+    )
+    tls_handshake_failures: Counter = _counter(
+        "headrace_tls_handshake_failures_total",
+        "Connections whose TLS handshake failed: not TLS, no version in common, too slow, or gone.",
+    )
+    tls_reload_failures: Counter = _counter(
+        "headrace_tls_reload_failures_total",
+        "Times that a changed certificate or key could not be used; the one in force stayed.",
+    )
+    tls_expiry_days: Gauge = _gauge(
+        "headrace_tls_expiry_days",
+        "Days until the certificate in force expires, negative afterwards; 0 without TLS.",
+    )
 
     # Replicas.
     replica_ready: Gauge = _gauge(
@@ -179,6 +195,14 @@ class Metrics:
     ledger_failures: Counter = _counter(
         "headrace_ledger_failures_total",
         "Times that the disk began to refuse usage records, and records set aside or lost.",
+    )
+    pressure_level: Gauge = _gauge(
+        "headrace_pressure_level",
+        "What is given up to get by with what there is: 0 nothing, 1 keep-alive, 2 new work as well.",
+    )
+    memory_left_bytes: Gauge = _gauge(
+        "headrace_memory_left_bytes",
+        "Memory that is left under the tightest limit that holds for the process.",
     )
     event_loop_lag_seconds: Gauge = _gauge(
         "headrace_event_loop_lag_seconds", "How late the gateway's event loop ran its last periodic task."

@@ -1,0 +1,227 @@
+"""The ladder on a real process: short of memory, descriptors or time, it gives up what it can spare and goes on."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.edge.conftest import Edge, running_edge
+from tests.support.http_answers import Answer, answers, read_answers
+from tests.support.provider import Provider, wait_until
+from tests.support.wire import read
+
+pytestmark = pytest.mark.slow
+MIB = 1024 * 1024
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n"
+
+
+def question(edge: Edge, **fields: object) -> bytes:
+    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "hi"}], **fields})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {edge.key}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def level(edge: Edge) -> str:
+    found: str = edge.service.status()["pressure"]["level"]
+    return found
+
+
+def changes(edge: Edge) -> list[tuple[str, str, str]]:
+    """What the log says of the level."""
+    return [
+        (line["event"], line["pressure"], line["reason"])
+        for line in edge.service.log_lines()
+        if line["event"].startswith("pressure.")
+    ]
+
+
+def assert_refuses_but_lives(edge: Edge) -> None:
+    """T15: new work is turned away with the time to come back, questions about the service are answered."""
+    before = edge.requests()
+    status, headers, body = edge.service.chat(edge.key)
+    assert (status, json.loads(body)["error"]["code"]) == (503, "saturated")
+    assert int(headers["retry-after"]) >= 1
+    assert headers["connection"] == "close"
+    assert headers["x-should-retry"] == "true"
+    assert edge.requests() == before
+    assert edge.service.get("/livez")[0] == 200
+    assert edge.service.get("/v1/models", key=edge.key)[0] == 200
+
+
+def resident_bytes(service: Provider) -> int:
+    with open(f"/proc/{service.pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def send_most_of_a_body(edge: Edge, connection: socket.socket, size: int) -> None:
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {edge.key}\r\n"
+        f"Content-Length: {size + 1}\r\n\r\n"
+    ).encode()
+    with contextlib.suppress(OSError):  # refused while it was sent
+        connection.sendall(head + b" " * size)
+
+
+def test_short_of_memory_it_refuses_and_lets_go_of_bodies_and_recovers() -> None:
+    """T15: unfinished bodies up to a limit of 80 MiB more than it needs to live, and beyond; it is not killed."""
+    with running_edge() as unloaded:
+        base = resident_bytes(unloaded.service)
+    limit = base + 80 * MIB
+    config = f"[pressure]\nmemory_bytes_max = {limit}\nhold_s = 2.0\n"
+    with running_edge(config=config, itl_ms=20, tokens=1500) as edge, ExitStack() as stack:
+        stream = stack.enter_context(edge.service.connect())
+        stream.sendall(question(edge, stream=True))
+        assert stream.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        begun: list[socket.socket] = []
+        while ("pressure.rose", "refuse", "memory") not in changes(edge):
+            assert len(begun) < 40, "160 MiB and no pressure"
+            begun.append(stack.enter_context(edge.service.connect()))
+            send_most_of_a_body(edge, begun[-1], 4 * MIB - 1)
+        assert_refuses_but_lives(edge)
+        refused = [answers(read(connection, silence_s=20).data) for connection in begun]
+        # Those on their way were told; one that was being sent may have been cut short of its answer.
+        assert sum([answer.status for answer in heard] == [503] for heard in refused) >= len(begun) - 2
+        assert b"data: " in stream.recv(65_536)  # what runs goes on
+        wait_until(lambda: level(edge) == "calm", what="the pressure to be over")
+        assert resident_bytes(edge.service) < limit
+        assert edge.is_healthy()
+        assert changes(edge)[-1] == ("pressure.eased", "calm", "memory")
+
+
+def test_near_its_limit_it_answers_but_keeps_no_connection(edge: Edge) -> None:
+    """T15, the first step; and a connection that idles is closed soon."""
+    used = resident_bytes(edge.service)
+    # Between 90 % and 95 % of the limit, on a process that is like the other one.
+    config = f"[pressure]\nmemory_bytes_max = {int(used / 0.925)}\n"
+    with running_edge(config=config) as pressed:
+        wait_until(lambda: level(pressed) == "brief", what="the first step")
+        with pressed.service.connect() as connection:
+            connection.sendall(LIVEZ)
+            (answer,) = answers(read(connection, silence_s=10).data)
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        status, headers, _ = pressed.service.chat(pressed.key)
+        assert (status, headers["connection"]) == (200, "close")
+
+
+@contextmanager
+def stuttering(pid: int) -> Iterator[None]:
+    """The process is stopped for 0.6 s again and again, as a machine without time to spare stops it."""
+    ends = threading.Event()
+
+    def stutter() -> None:
+        while not ends.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.6)  # the stimulus itself
+            os.kill(pid, signal.SIGCONT)
+            ends.wait(0.01)
+
+    thread = threading.Thread(target=stutter)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def test_an_event_loop_that_is_late_again_and_again_refuses() -> None:
+    """Lag is measured where it is felt, whatever causes it."""
+    with running_edge(config="[pressure]\nlag_s_max = 0.2\nhold_s = 1.0\n") as edge:
+        assert edge.service.get("/livez")[0] == 200
+        with stuttering(edge.service.pid):
+            wait_until(lambda: ("pressure.rose", "refuse", "lag") in changes(edge), what="the ladder")
+            assert edge.service.chat(edge.key)[0] == 503
+            assert edge.service.get("/livez")[0] == 200
+        wait_until(lambda: level(edge) == "calm", what="the pressure to be over")
+        assert edge.is_healthy()
+
+
+def test_one_long_pause_refuses_nobody() -> None:
+    """It is over when it is seen."""
+    with running_edge(config="[pressure]\nlag_s_max = 0.2\n") as edge:
+        os.kill(edge.service.pid, signal.SIGSTOP)
+        time.sleep(1.5)  # the stimulus itself
+        os.kill(edge.service.pid, signal.SIGCONT)
+        assert edge.is_healthy()
+        assert changes(edge) == []
+
+
+DESCRIPTORS = 256
+CROWD = 400
+
+
+def test_out_of_descriptors_running_streams_live_and_everybody_is_answered() -> None:
+    """T16: 400 callers of a process that may open 256 files. None that was taken is lost, the others hear 503 in time, and
+    the log stays quiet."""
+    config = (
+        "[tenant_defaults]\nrequests_per_minute = 0\nconcurrency_max = 0\n[server]\nheader_timeout_s = 60.0\n"
+    )
+    with running_edge(
+        config=config, descriptors_max=DESCRIPTORS, upstream_slots=1000, slots=1000, itl_ms=100, tokens=40
+    ) as edge:
+        started_s = time.monotonic()
+        with ExitStack() as stack:
+            crowd = [stack.enter_context(edge.service.connect()) for _ in range(CROWD)]
+            asked = question(edge, stream=True)
+            for connection in crowd:
+                connection.sendall(asked)
+            with ThreadPoolExecutor(CROWD) as pool:
+                seen = list(pool.map(one_answer, crowd))
+        statuses = [answer.status for answer in seen]
+        assert set(statuses) == {200, 503}
+        streams = [answer for answer in seen if answer.status == 200]
+        assert len(streams) >= 40
+        assert all(answer.body.endswith(b"data: [DONE]\n\n") for answer in streams)
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in seen if answer.status == 503)
+        elapsed_s = time.monotonic() - started_s
+        lines = [
+            line
+            for line in edge.service.log_lines()
+            if line["event"] in ("accept.paused", "pressure.rose", "attempt.failed", "library.warned")
+        ]
+        assert len(lines) <= max(4, elapsed_s)
+        assert not [line for line in lines if line["event"] in ("attempt.failed", "library.warned")]
+        wait_until(lambda: level(edge) == "calm", what="the pressure to be over", limit_s=40)
+        assert edge.is_healthy()
+
+
+def one_answer(connection: socket.socket) -> Answer:
+    """What a caller hears that leaves as soon as it is told to."""
+    connection.settimeout(60)
+    (answer,) = answers(read_answers(connection, count=1).data)
+    if answer.headers.get("connection") == "close":
+        connection.close()
+    return answer
+
+
+def test_idle_callers_beyond_the_descriptors_wait_without_a_busy_loop() -> None:
+    """T16: nobody spins over a listening socket that can't be served, and who idles makes room."""
+    config = "[server]\nidle_timeout_s = 600.0\nheader_timeout_s = 5.0\n"
+    with running_edge(config=config, descriptors_max=DESCRIPTORS) as edge, ExitStack() as stack:
+        crowd = [stack.enter_context(edge.service.connect(timeout_s=60)) for _ in range(CROWD)]
+        wait_until(
+            lambda: any(line["event"] == "accept.paused" for line in edge.service.log_lines()),
+            what="the backlog to be left alone",
+        )
+        before_s, began_s = cpu_s(edge.service.pid), time.monotonic()
+        assert edge.service.status()["connections"] < CROWD
+        for connection in crowd:
+            connection.sendall(LIVEZ)
+        for connection in crowd:  # in turn, as those before them are let go
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        spent_s, elapsed_s = cpu_s(edge.service.pid) - before_s, time.monotonic() - began_s
+        assert spent_s < 0.5 + 0.5 * elapsed_s
+
+
+def cpu_s(pid: int) -> float:
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
