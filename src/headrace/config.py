@@ -28,7 +28,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         connections_max: Client connections at once; above it new ones are closed at accept.
         header_timeout_s: A request's headers must be complete this long after its first byte (or the connection's start).
         idle_timeout_s: A kept-alive connection without a request is closed after this.
-        body_bytes_per_s_min: A body that arrives more slowly than this, measured from its start, is refused with 408.
+        body_bytes_per_s_min: A body that arrives more slowly than this is refused with 408; nobody gets ahead of it by more
+            than `header_timeout_s`.
         body_bytes_max: Largest request body.
         drain_s: After SIGTERM, how long requests in progress may go on.
     """

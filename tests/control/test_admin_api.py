@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.control import api
 from headrace.control.api import AdminServer, admin_token
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
+from tests.support.provider import wait_until
 
 TOKEN = "hr_admin_0123456789abcdef"
 
@@ -197,6 +199,81 @@ def test_the_port_answers_while_the_thread_that_started_it_is_busy() -> None:
         while not answers and time.monotonic() < give_up_s:
             pass  # no wait and no sleep: the interpreter has to take the turn away from us
     assert answers == [200]
+
+
+def test_livez_answers_at_once_while_the_gateway_keeps_a_status_waiting() -> None:
+    """What asks the gateway's loop waits for it; a probe must not wait along."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def status() -> dict[str, Any]:
+        asked.set()
+        assert go_on.wait(30)
+        return {"ready": True}
+
+    with admin(status=status) as running:
+        answers: list[int] = []
+        asking = threading.Thread(target=lambda: answers.append(running.ask("/admin/v1/status")[0]))
+        asking.start()
+        assert asked.wait(10)
+        assert running.ask("/livez", authorization=None)[0] == 200
+        assert answers == []
+        go_on.set()
+        asking.join()
+        assert answers == [200]
+
+
+@pytest.mark.slow
+def test_a_request_that_does_not_come_to_its_end_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T49 on this port: silence, a head that drips, and one that drips after an answer."""
+    monkeypatch.setattr(api, "REQUEST_LIMIT_S", 0.5)
+    with admin() as running:
+        crowd = [socket.create_connection(("127.0.0.1", running.port), timeout=10) for _ in range(3)]
+        crowd[1].sendall(b"GET /livez HTTP/1.1\r\n")
+        crowd[2].sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert crowd[2].recv(65_536).startswith(b"HTTP/1.1 200 ")
+        until_s = time.monotonic() + 20
+        open_still = set(crowd)
+        while open_still:
+            assert time.monotonic() < until_s, "still open"
+            for connection in list(open_still):
+                try:
+                    connection.settimeout(0.05)
+                    if connection is not crowd[0]:
+                        connection.sendall(b"X-A: b\r\n" if connection is crowd[1] else b"G")
+                    if not connection.recv(65_536):
+                        open_still.discard(connection)
+                except TimeoutError:
+                    continue
+                except OSError:
+                    open_still.discard(connection)
+        for connection in crowd:
+            connection.close()
+        assert running.ask("/livez")[0] == 200
+
+
+def test_connections_are_bounded_and_room_returns() -> None:
+    with admin() as running:
+        crowd = [
+            socket.create_connection(("127.0.0.1", running.port), timeout=10)
+            for _ in range(api.CONNECTIONS_MAX)
+        ]
+        wait_until(lambda: is_dropped(running.port), what="one too many to be dropped")
+        for connection in crowd:
+            connection.close()
+        wait_until(lambda: not is_dropped(running.port), what="room")
+        assert running.ask("/livez")[0] == 200
+
+
+def is_dropped(port: int) -> bool:
+    """Whether a new connection is closed before it says anything."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.settimeout(0.2)
+        try:
+            return connection.recv(1) == b""
+        except TimeoutError:
+            return False
+        except ConnectionResetError:
+            return True
 
 
 def test_a_status_that_fails_is_a_500_without_its_text_and_leaves_a_trace() -> None:

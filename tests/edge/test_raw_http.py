@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.edge.conftest import Edge
+from tests.edge.conftest import Edge, running_edge
 from tests.support.http_answers import answers, read_answers
 from tests.support.wire import read
 
@@ -312,6 +312,20 @@ def test_what_is_pipelined_before_a_request_to_change_protocols_is_answered_befo
 
 
 # Expect: 100-continue
+
+
+def test_a_body_held_back_behind_another_answer_is_asked_for_in_its_turn() -> None:
+    """The word to go on may not stand inside the answer before it, and must not be forgotten either."""
+    with running_edge(faults="ttft:300@1") as edge, edge.service.connect() as connection:
+        first = as_caller(edge, CHAT) + LENGTH + b"\r\n" + BODY
+        second = as_caller(edge, CHAT) + LENGTH + b"Expect: 100-continue\r\n\r\n"
+        connection.sendall(first + second)
+        seen = read(connection, until=b"100 Continue\r\n\r\n").data
+        whole, _, after = seen.partition(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert [answer.status for answer in answers(whole)] == [200]
+        assert after == b""
+        connection.sendall(BODY)
+        assert [answer.status for answer in answers(read_answers(connection, count=1).data)] == [200]
 
 
 def test_a_sender_that_waits_is_told_to_go_on(edge: Edge) -> None:

@@ -88,6 +88,17 @@ def test_a_body_slower_than_the_limit_is_refused(strict: Edge, framing: str) -> 
 
 
 @pytest.mark.slow
+def test_a_fast_start_does_not_pay_for_a_long_silence(strict: Edge) -> None:
+    """T49: a minute's worth of bytes in one go, and then nothing: the silence counts, not the average."""
+    with strict.service.connect() as connection:
+        started_s = time.monotonic()
+        connection.sendall(post(strict, "Content-Length: 1000000\r\n") + b" " * 61_440)
+        (answer,) = answers(read(connection, silence_s=40).data)
+        assert (answer.status, answer.error["code"]) == (408, "body_too_slow")
+        assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.slow
 def test_a_body_faster_than_the_limit_may_take_its_time(strict: Edge) -> None:
     """Longer than the header limit, on a slow line: 20 KB in two seconds."""
     body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "a" * 20_000}]}).encode()

@@ -3,6 +3,7 @@
 The port has its own event loop so that it still answers, and says so, when the gateway's loop is stuck.
 """
 
+import asyncio
 import hmac
 import os
 import secrets
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.core.errors import ConfigError, HeadraceError, InternalError, NotFound, Unauthenticated
 from headrace.protocols import openai
@@ -29,6 +31,10 @@ from headrace.telemetry.metrics import Metrics
 
 LOOP_SILENCE_MAX_S = 30.0
 STOP_LIMIT_S = 5.0
+# A connection says what it wants within this time, from its start or from the answer before.
+REQUEST_LIMIT_S = 10.0
+CONNECTIONS_MAX = 64
+HEAD_BYTES_MAX = 16 * 1024
 TOKEN_FILE = "admin.token"
 TOKEN_LENGTH_MIN = 16
 
@@ -57,7 +63,7 @@ class AdminServer:
 
     Args:
         port: 0 chooses a free one.
-        status: The service as a JSON object. It runs on this server's thread: it copies what the loop may change.
+        status: The service as a JSON object. It runs on a thread of this server's, and may wait for the gateway's loop.
         heartbeat: Seconds since the gateway's loop last turned.
     """
 
@@ -80,8 +86,8 @@ class AdminServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 _Gate(app, token, on_error=self._report),
-                # h11 rather than httptools: slower, but it bounds the header block.
-                http="h11",
+                http=_BoundedProtocol,
+                h11_max_incomplete_event_size=HEAD_BYTES_MAX,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -89,7 +95,6 @@ class AdminServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=256,
                 timeout_graceful_shutdown=1,
             )
         )
@@ -131,6 +136,36 @@ class AdminServer:
         self._log.internal_error(error, where="admin", request_id=request_id)
 
 
+class _BoundedProtocol(H11Protocol):
+    """uvicorn's protocol on h11 (slower than on httptools, but it bounds the header block), with what it lacks: a limit on
+    connections, whoever they are from, and a deadline for a request that doesn't come to its end."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+            return
+        self._deadline = self.loop.call_later(REQUEST_LIMIT_S, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = self.loop.call_later(REQUEST_LIMIT_S, self._give_up)
+        super().on_response_complete()
+
+    def _give_up(self) -> None:
+        """An answer in progress is not cut; the next deadline begins when it is complete."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+
+
 class _Gate:
     """The edge of the admin application: nothing but `GET /livez` passes without the token, no exception passes out."""
 
@@ -163,16 +198,23 @@ class _Gate:
 def _application(
     exposition: Exposition, *, status: Callable[[], dict[str, Any]], heartbeat: Callable[[], float]
 ) -> Starlette:
-    # Coroutines rather than plain functions: those would run on a pool, and scrapes must not overlap.
+    # What asks the gateway's loop waits for it, on a thread: `/livez` must be answered meanwhile. One at a time, since
+    # scrapes must not overlap, and a stuck gateway must not tie up a thread for each who asks.
+    one_at_a_time = asyncio.Lock()
+
+    async def ask(question: Callable[[], Any]) -> Any:
+        async with one_at_a_time:
+            return await asyncio.to_thread(question)
+
     async def livez(request: Request) -> Response:
         is_alive = heartbeat() < LOOP_SILENCE_MAX_S
         return _json({"status": "alive" if is_alive else "stalled"}, status=200 if is_alive else 503)
 
     async def metrics(request: Request) -> Response:
-        return Response(exposition.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(await ask(exposition.render), headers={"content-type": CONTENT_TYPE})
 
     async def admin_status(request: Request) -> Response:
-        return _json(status())
+        return _json(await ask(status))
 
     async def unmatched(request: Request, error: Exception) -> Response:
         return _refusal(NotFound("There is nothing at this path with this method."), request.scope)

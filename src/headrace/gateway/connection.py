@@ -188,7 +188,8 @@ class _Refusal:
 
 
 class ClientConnection(CallerTransport):
-    """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow to send.
+    """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow to send,
+    which each byte of a body puts off, `_paced_bytes` of them so far.
 
     A call starts only when the answers before it are taken but for WRITE_BUFFER_MAX bytes: whoever sends requests and
     never reads would else fill our memory with answers.
@@ -208,8 +209,9 @@ class ClientConnection(CallerTransport):
         self._repeated: http1.RepeatedHead | None = (
             None  # the head of `_screened`, if the next one may say the same
         )
-        self._body_since_s = 0.0
+        self._paced_bytes = 0
         self._limit_s = 0.0
+        self._owes_continue = False  # the next body waits for a word that comes after the answers before it
         self._discardable: int | None = None  # set once nothing more is read as a request
         self.keeps_alive = True
 
@@ -281,11 +283,15 @@ class ClientConnection(CallerTransport):
         # Both are of the message before: neither a refusal of this one nor a later head may lean on them.
         self._screened = self._repeated = None
         screened = self._screened = self._owner.screen(head)
-        self._body_since_s = self._owner.clock.now_s()
+        self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
+        self._paced_bytes = 0
+        self._owes_continue = False
         return screened.route.body_bytes_max
 
     def body_awaited(self) -> None:
-        if not self._turns and not self._is_busy and self._transport is not None:
+        if self._turns or self._is_busy:
+            self._owes_continue = True
+        elif self._transport is not None:
             self.write(http1.CONTINUE)
 
     def request_received(self, body: bytes) -> None:
@@ -312,11 +318,8 @@ class ClientConnection(CallerTransport):
             return
         reader = self._reader
         if reader.is_reading_body:
-            elapsed_s = now_s - self._body_since_s
-            if (
-                elapsed_s > self._owner.header_timeout_s
-                and reader.body_bytes < elapsed_s * self._owner.body_bytes_per_s_min
-            ):
+            self._keep_pace(now_s)
+            if now_s >= self._limit_s:
                 self._refuse(
                     BodyTooSlow(
                         f"the body arrives more slowly than {self._owner.body_bytes_per_s_min} bytes a second"
@@ -327,6 +330,14 @@ class ClientConnection(CallerTransport):
                 self._transport.close()
             else:
                 self._refuse(BodyTooSlow("the request head took too long"))
+
+    def _keep_pace(self, now_s: float) -> None:
+        """Each byte buys its share of a second, but nobody is ahead by more than the header limit: a fast start can't pay
+        for a long silence."""
+        owner, body_bytes = self._owner, self._reader.body_bytes
+        bought_s = (body_bytes - self._paced_bytes) / owner.body_bytes_per_s_min
+        self._limit_s = min(self._limit_s + bought_s, now_s + owner.header_timeout_s)
+        self._paced_bytes = body_bytes
 
     def drain(self) -> None:
         """Closes after the call in progress, or now if there is none."""
@@ -382,7 +393,7 @@ class ClientConnection(CallerTransport):
         now_s, owner = self._owner.clock.now_s(), self._owner
         # What came of the next message while this one was answered has had no limit yet.
         self._limit_s = now_s + (owner.idle_timeout_s if self._reader.is_idle else owner.header_timeout_s)
-        self._body_since_s = now_s
+        self._paced_bytes = self._reader.body_bytes
         self._untaken_bytes = 0
         transport = self._transport
         if transport is None:
@@ -397,6 +408,10 @@ class ClientConnection(CallerTransport):
         if self._turns:
             self.flush()  # only then is it known whether the caller takes its answers
             self._advance()
+        elif self._owes_continue:
+            self._owes_continue = False
+            if self._reader.is_reading_body and not self._reader.body_bytes:
+                self.write(http1.CONTINUE)
 
     def _refuse(self, error: HeadraceError) -> None:
         """Answers in its turn, and reads no more than a little of what still comes."""

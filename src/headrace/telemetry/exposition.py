@@ -28,7 +28,7 @@ class Exposition:
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """The text of one scrape. Call it from one thread only: scrape callbacks write series of their own."""
+        """The text of one scrape. Never twice at once: scrape callbacks write series of their own."""
         self._metrics.fill()
         return generate_latest(self._registry)
 
