@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+from headrace.control.replica import CONSTRAINT_PIECES_MAX
+from headrace.core.fleet import Deployment
 from headrace.core.request import Endpoint
 from headrace.gateway import bodies, connection, parser_process, transport
-from headrace.protocols import http1, strict_json
+from headrace.protocols import http1, openai, patterns, schemas, strict_json
 from tests.edge.conftest import Edge
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
@@ -55,4 +57,10 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert f"over {strict_json.INLINE_BYTES_MAX // 1024} KiB" in PAGE
     assert f"{parser_process.CPU_S_MAX:g} s of CPU time" in PAGE
     assert f"{bodies.BODIES_MAX} of them" in PAGE
+    assert f"below {openai.VOCABULARY_TOKENS_MAX:,}" in PAGE
+    assert f"at most {openai.LOGPROBS_MAX} for each token" in PAGE
+    assert f"at most {schemas.DEPTH_MAX} schemas" in PAGE
+    assert f"at most {patterns.LENGTH_MAX:,} characters" in PAGE
+    assert f"At most {schemas.PIECES_MAX:,} together, {CONSTRAINT_PIECES_MAX:,} on the embedded" in PAGE
+    assert Deployment.__dataclass_fields__["constraint_pieces_max"].default == schemas.PIECES_MAX
     assert transport.LINGER_S == 2.0

@@ -8,7 +8,7 @@ import pytest
 from headrace.core.errors import HeadraceError, InvalidRequest, RateLimited
 from headrace.core.fleet import Deployment
 from headrace.core.request import Endpoint
-from headrace.protocols import openai
+from headrace.protocols import openai, strict_json
 from headrace.protocols.http1 import RequestHead, RequestReader
 
 
@@ -103,6 +103,22 @@ def test_an_error_has_the_shape_that_clients_of_openai_read(error: HeadraceError
             "request_id": "req_1",
         }
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "heavy"),
+    [
+        (b"{}" * 10_000, False),
+        (b"x" * 200_000, False),
+        (b"x" * 300_000, True),
+        (b"[{}]" * 20_000, True),
+        (b"1,2," * 20_000, True),
+        (b'"a":' * 20_000, True),
+    ],
+)
+def test_a_body_is_heavy_by_its_bytes_or_by_its_pieces(body: bytes, heavy: bool) -> None:
+    """T14."""
+    assert strict_json.is_heavy(body) is heavy
 
 
 def chat_with(extra: bytes) -> bytes:

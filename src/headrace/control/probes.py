@@ -28,12 +28,13 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """One row of a server's `/v1/models`; `context_tokens` is 0 when it doesn't say."""
+    """One row of a server's `/v1/models`; the numbers of tokens are 0 when it doesn't say."""
 
     id: str
     owned_by: str
     created_s: int
     context_tokens: int
+    vocabulary_tokens: int = 0
 
 
 async def canary(address: Address, *, model: str, task: Task, timeout_s: float) -> None:
@@ -56,6 +57,7 @@ async def offered_models(address: Address, *, timeout_s: float) -> tuple[Offered
             owned_by=row.owned_by,
             created_s=int(row.created),
             context_tokens=row.max_model_len or (row.meta.n_ctx if row.meta else 0),
+            vocabulary_tokens=row.meta.n_vocab if row.meta else 0,
         )
         for row in _decode(response, _ModelList).data
     )
@@ -114,6 +116,7 @@ _CANARIES: dict[Task, tuple[str, dict[str, Any], type[msgspec.Struct]]] = {
 
 class _ModelMeta(msgspec.Struct):
     n_ctx: int = 0
+    n_vocab: int = 0
 
 
 class _ModelRow(msgspec.Struct):

@@ -26,6 +26,9 @@ from headrace.policies.restart import RestartPolicy
 
 DEFAULT_RETRY_AFTER_S = 5.0
 DEATH_NOTICE_S = 0.2
+# llama.cpp matches the whole vocabulary against every alternative of a grammar, on the thread that generates for all: a
+# thousand of them held up all streams for seconds.
+CONSTRAINT_PIECES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class EngineReplica:
         self._created_s = int(clock.wall_s())
         self._revision = spec.revision()
         self._context_tokens = embedded.request_tokens_max(spec.task, spec.context_tokens)
+        self._vocabulary_tokens = 0
         self._state = ReplicaState.PENDING
         self._reason = ""
         self._generation = 0
@@ -140,6 +144,8 @@ class EngineReplica:
             revision=self._revision,
             replicas=() if self._replica is None else (self._replica,),
             context_tokens=self._context_tokens,
+            vocabulary_tokens=self._vocabulary_tokens,
+            constraint_pieces_max=CONSTRAINT_PIECES_MAX,
             choices_max=1,  # llama.cpp spreads several choices over slots of its own choosing, past our partition
             created_s=self._created_s,
             retry_after_s=self._cold_start.total_s if self._cold_start else DEFAULT_RETRY_AFTER_S,
@@ -211,7 +217,7 @@ class EngineReplica:
         self._become(ReplicaState.WARMING, reason=self._reason)
         address = probes.Address("127.0.0.1", listening.port, authorization=f"Bearer {api_key}")
         try:
-            self._context_tokens = await self._context_of(address)
+            await self._learn_bounds(address)
             await self._send_canary(address, within_s=self._limits.canary_s)
         except UpstreamError as error:
             return f"failed its canary: {error.message}"
@@ -245,12 +251,14 @@ class EngineReplica:
                 return f"no sign of life for {silent_for_s:.0f} s: {failure}; canary: {error.message}"
             liveness.answered(now_s=self._clock.now_s())
 
-    async def _context_of(self, address: probes.Address) -> int:
-        """What one request may use of the context that was asked for: the engine cuts it to what the model can."""
+    async def _learn_bounds(self, address: probes.Address) -> None:
+        """The size of the vocabulary, and what one request may use of the context that was asked for: the engine cuts it to
+        what the model can."""
         offered = await probes.offered_models(address, timeout_s=self._limits.canary_s)
         if [model.id for model in offered] != [self._spec.deployment]:
             raise UpstreamError("it answers to another name", reason=AttemptOutcome.GARBAGE.value)
-        return min(self._context_tokens, offered[0].context_tokens or self._context_tokens)
+        self._context_tokens = min(self._context_tokens, offered[0].context_tokens or self._context_tokens)
+        self._vocabulary_tokens = offered[0].vocabulary_tokens
 
     async def _send_canary(self, address: probes.Address, *, within_s: float) -> None:
         await probes.canary(address, model=self._spec.deployment, task=self._spec.task, timeout_s=within_s)

@@ -172,14 +172,15 @@ class UpstreamWatch:
             revision="unpinned",
             replicas=(replica,),
             context_tokens=model.context_tokens,
+            vocabulary_tokens=model.vocabulary_tokens,
             created_s=model.created_s,
             owner=model.owned_by or "upstream",
         )
 
 
-def _traits(model: probes.OfferedModel) -> tuple[str, str, int]:
+def _traits(model: probes.OfferedModel) -> tuple[str, str, int, int]:
     """All of it but the time, which some servers make up anew for each answer."""
-    return model.id, model.owned_by, model.context_tokens
+    return model.id, model.owned_by, model.context_tokens, model.vocabulary_tokens
 
 
 def tasks_of(model: str) -> frozenset[Task]:
@@ -194,15 +195,21 @@ def tasks_of(model: str) -> frozenset[Task]:
 
 
 def joined(offers: Iterable[Deployment]) -> dict[str, Deployment]:
-    """Offers of the same name as one deployment: the replicas of all, and only the context that each of them has."""
+    """Offers of the same name as one deployment: the replicas of all, and only the context and tokens that each of them has."""
     found: dict[str, Deployment] = {}
     for offer in offers:
         first = found.get(offer.name)
         if first is None:
             found[offer.name] = offer
             continue
-        known = [tokens for tokens in (first.context_tokens, offer.context_tokens) if tokens]
         found[offer.name] = replace(
-            first, replicas=first.replicas + offer.replicas, context_tokens=min(known, default=0)
+            first,
+            replicas=first.replicas + offer.replicas,
+            context_tokens=_least_known(first.context_tokens, offer.context_tokens),
+            vocabulary_tokens=_least_known(first.vocabulary_tokens, offer.vocabulary_tokens),
         )
     return found
+
+
+def _least_known(*tokens: int) -> int:
+    return min(filter(None, tokens), default=0)

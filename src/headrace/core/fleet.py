@@ -83,6 +83,8 @@ class Deployment:
         replicas: The ready ones only.
         context_tokens: Prompt plus output that one request may use; 0 when unknown.
         vocabulary_tokens: Token ids are below this; 0 when unknown.
+        constraint_pieces_max: How much may constrain one answer: properties and values in schemas, alternatives in
+            grammars. An engine that builds its grammars where it generates holds up every stream while it does.
         choices_max: Largest `n` that one request may ask for.
         retry_after_s: How long a caller should wait while nothing is ready: the measured cold start where known.
     """
@@ -94,6 +96,7 @@ class Deployment:
     replicas: tuple[Replica, ...] = ()
     context_tokens: int = 0
     vocabulary_tokens: int = 0
+    constraint_pieces_max: int = 10_000
     choices_max: int = 8
     created_s: int = 0
     owner: str = "headrace"

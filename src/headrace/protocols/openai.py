@@ -11,7 +11,7 @@ from msgspec import Meta
 from headrace.core.errors import HeadraceError, InvalidRequest, Unauthenticated
 from headrace.core.fleet import Deployment
 from headrace.core.request import Endpoint
-from headrace.protocols import strict_json
+from headrace.protocols import schemas, strict_json
 
 OUTPUT_TOKENS_MAX = 1_048_576  # where a deployment's context is unknown: more is a mistake, not a wish
 VOCABULARY_TOKENS_MAX = 524_288  # where a deployment's vocabulary is unknown: twice the largest in use
@@ -41,9 +41,22 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class CalledFunction(msgspec.Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class ToolCall(msgspec.Struct):
+    type: str = "function"
+    function: CalledFunction | None = None
+
+
 class Message(msgspec.Struct):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class GenerationFields(msgspec.Struct):
@@ -121,6 +134,7 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
         prompt_bytes: UTF-8 bytes of all prompt text.
         output_tokens_max: The caller's bound, or None.
         choices: Answers asked for: `n` times the number of prompts.
+        constraint_pieces: Size of what constrains the answer: schemas, grammars, patterns.
         token_id_max: The largest token id that the caller names, in the field `token_param`; -1 if none.
     """
 
@@ -132,6 +146,7 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     prompt_bytes: int
     output_tokens_max: int | None
     choices: int
+    constraint_pieces: int
     token_id_max: int = -1
     token_param: str = ""
 
@@ -177,6 +192,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
             f"stream_options: more than {STREAM_OPTIONS_BYTES_MAX} bytes", param="stream_options"
         )
     token_id_max, token_param = _largest_token_id(checked)
+    is_free = schemas.CONSTRAINING_FIELDS.isdisjoint(fields)
     return ParsedBody(
         checked.model,
         strict_json.canonical(fields)[1:],
@@ -186,6 +202,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
         prompt_bytes,
         output_tokens_max,
         max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1) * prompts,
+        0 if is_free else schemas.check_constraints(fields),
         token_id_max,
         token_param,
     )
@@ -203,6 +220,7 @@ def _parsed_embedding(checked: EmbeddingFields, fields: dict[str, Any]) -> Parse
         prompt_bytes,
         None,
         1,
+        0,
         token_id_max,
         "input",
     )
@@ -219,6 +237,12 @@ def check_against(deployment: Deployment, parsed: ParsedBody) -> None:
         raise InvalidRequest(
             f"n asks for {parsed.choices} answers; this model gives at most {deployment.choices_max}",
             param="n",
+        )
+    if parsed.constraint_pieces > deployment.constraint_pieces_max:
+        raise InvalidRequest(
+            f"the schemas, grammars and patterns that constrain the answer have {parsed.constraint_pieces} pieces; "
+            f"this model allows at most {deployment.constraint_pieces_max}",
+            param="response_format",
         )
     vocabulary_tokens = deployment.vocabulary_tokens or VOCABULARY_TOKENS_MAX
     if parsed.token_id_max >= vocabulary_tokens:
@@ -286,7 +310,7 @@ def model_card(deployment: Deployment) -> bytes:
     )
 
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`")
 
 
@@ -309,12 +333,23 @@ def _utf8_bytes(text: str) -> int:
 
 def _message_bytes(messages: list[Message]) -> int:
     total = 0
-    for message in messages:
+    for index, message in enumerate(messages):
         content = message.content
         if isinstance(content, str):
             total += len(content) if content.isascii() else len(content.encode())
         elif content is not None:
-            total += sum(_utf8_bytes(part["text"]) for part in content if isinstance(part.get("text"), str))
+            total += _parts_bytes(content, at=f"messages[{index}].content")
+    return total
+
+
+def _parts_bytes(parts: list[dict[str, Any]], *, at: str) -> int:
+    total = 0
+    for index, part in enumerate(parts):
+        text = part.get("text")
+        if isinstance(text, str):
+            total += _utf8_bytes(text)
+        elif part.get("type") == "text":
+            raise InvalidRequest(f"{at}[{index}].text: a text is required", param=f"{at}[{index}].text")
     return total
 
 
