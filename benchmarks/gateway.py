@@ -1,8 +1,9 @@
-"""What does headrace cost between a caller and a server, next to nginx and to no proxy at all?
+"""What does headrace cost between a caller and a server, next to other programs there and to none at all?
 
 One gateway process with everything on that is on by default (keys, limits, admission, metrics, ledger) against nginx as
-a plain reverse proxy, which does none of that, and against the servers asked directly; on one machine, in one run, in
-turns. Proxies have one core to themselves; servers and load client share another.
+a plain reverse proxy, which does none of that, against other gateways where `--peers` asks for them, and against the
+servers asked directly; on one machine, in one run, in turns. Proxies have one core to themselves; servers and load client
+share another.
 """
 
 import argparse
@@ -10,28 +11,36 @@ import contextlib
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
-from benchmarks import loadgen, machine, rig, table
+from benchmarks import gateway_report, loadgen, machine, rig, table
+from benchmarks.gateway_report import Run, Sample, clean
 from benchmarks.loadgen import Target, percentile
+from benchmarks.peers import PEERS, Peer, install
 
 CONNECTIONS = 64
 RATE_PER_S = 500.0
 TOKENS = 100
-HOT_GAP_MS = 2.0
-PACED_GAP_MS = 20.0
-HOW_TO_INSTALL = "on Debian or Ubuntu: apt-get install nginx-light wrk"
-
-Sample = dict[str, float]
+SHORT_TOKENS = 3
+MANY_STREAMS = 1000
+GAPS_MS = {"hot": 2.0, "paced": 20.0, "many": 50.0}
+LOADS = ("whole", "latency", "first", "hot", "paced", "many")
+# Who serves a load: "latency" asks the servers of "whole".
+MODELS = {
+    "whole": "whole",
+    "latency": "whole",
+    "first": "first",
+    "hot": "hot",
+    "paced": "paced",
+    "many": "many",
+}
 Measure = Callable[[Target, machine.Window], Sample]
 
 
@@ -50,6 +59,7 @@ class Profile:
     stream_s: float = 3.0
     warm_s: float = 0.5
     streams: int = 100
+    many_streams: int = MANY_STREAMS
     extra_s: float = 40.0
 
 
@@ -58,32 +68,46 @@ QUICK = Profile(rounds=2, stream_rounds=1, whole_s=1.0, stream_s=1.5, warm_s=0.2
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something that answers: a port for each kind of load, and the processes whose CPU time is its cost."""
+    """Something that answers.
+
+    Attributes:
+        targets: Whom to ask, by model.
+        pids: The processes whose CPU time is its cost.
+        loads: What it is asked to do.
+    """
 
     name: str
     targets: dict[str, Target]
     pids: tuple[int, ...] = ()
+    loads: frozenset[str] = frozenset(LOADS)
 
 
 class Gateway:
     """The benchmark: contenders, and the loads that each of them gets in turns."""
 
-    def __init__(self, profile: Profile, cores: tuple[int, int], started: rig.Rig) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        cores: tuple[int, int],
+        started: rig.Rig,
+        *,
+        loads: Sequence[str],
+        peers: Sequence[Peer],
+    ) -> None:
         self.profile = profile
         self.proxy_core, self.load_core = cores
         self.has_nginx = machine.program("nginx") is not None
         self.wrk = machine.program("wrk")
         self.samples: dict[str, dict[str, list[Sample]]] = {}
+        self._loads = loads
         self._extra_s = profile.extra_s
         self._rig = started
         self._load_pids = [os.getpid()]
-        self.contenders = self._start()
+        self.contenders = self._start(peers)
 
-    def _start(self) -> list[Contender]:
+    def _start(self, peers: Sequence[Peer]) -> list[Contender]:
         groups = {
-            "whole": self._whole_servers(),
-            "hot": self._scripted("hot", HOT_GAP_MS),
-            "paced": self._scripted("paced", PACED_GAP_MS),
+            model: self._servers(model) for model in dict.fromkeys(MODELS[load] for load in self._loads)
         }
         everyone = [port for group in groups.values() for port in group]
         provider, headrace = self._rig.headrace(upstreams=everyone, core=self.proxy_core)
@@ -99,51 +123,80 @@ class Gateway:
             contenders.append(
                 Contender("nginx", {model: Target(ports[model], model, key) for model in groups}, nginx.pids)
             )
+        contenders += [self._start_peer(peer, groups, key) for peer in peers]
         for contender in contenders:
             for model, target in contender.targets.items():
                 rig.wait_for_answer(target, stream=model != "whole")
         return contenders
 
+    def _start_peer(self, peer: Peer, groups: dict[str, list[int]], key: str) -> Contender:
+        """A process of it for each group of servers, because most of them know one pool only."""
+        targets, pids = {}, []
+        for model in dict.fromkeys(MODELS[load] for load in self._loads if load in peer.loads):
+            port, running = peer.start(peer, self._rig, model, groups[model], self.proxy_core, key)
+            targets[model] = Target(port, model, key)
+            pids += running.pids
+        return Contender(peer.name, targets, tuple(pids), peer.loads)
+
+    def _servers(self, model: str) -> list[int]:
+        match model:
+            case "whole":
+                return self._whole_servers()
+            case "first":
+                return self._scripted(model, 0, SHORT_TOKENS)
+            case _:
+                return self._scripted(model, GAPS_MS[model], TOKENS)
+
     def _whole_servers(self) -> list[int]:
         if not self.has_nginx:
-            return self._scripted("whole", 0)
+            return self._scripted("whole", 0, TOKENS)
         ports = [rig.free_port(), rig.free_port()]
         self._load_pids += self._rig.fixed_answers(model="whole", ports=ports, core=self.load_core).pids
         return ports
 
-    def _scripted(self, model: str, itl_ms: float) -> list[int]:
+    def _scripted(self, model: str, itl_ms: float, tokens: int) -> list[int]:
         ports = []
         for number in (1, 2):
             port, running = self._rig.scripted(
-                f"{model}-{number}", model=model, itl_ms=itl_ms, tokens=TOKENS, core=self.load_core
+                f"{model}-{number}", model=model, itl_ms=itl_ms, tokens=tokens, core=self.load_core
             )
             ports.append(port)
             self._load_pids += running.pids
         return ports
 
-    def run(self, loads: Sequence[str]) -> None:
+    def run(self) -> Run:
         """Takes the samples of each load; every target once in each round, so that slow drift hits all alike."""
-        for load in loads:
-            model, measure, rounds = {
-                "whole": ("whole", self._whole, self.profile.rounds),
-                "latency": ("whole", self._latency, self.profile.stream_rounds),
-                "hot": ("hot", self._hot, self.profile.stream_rounds),
-                "paced": ("paced", self._paced, self.profile.stream_rounds),
-            }[load]
-            self._interleave(load, model, measure, rounds)
+        measures: dict[str, Measure] = {
+            "whole": self._whole,
+            "latency": lambda target, window: self._open_loop(target, window, stream=False),
+            "first": lambda target, window: self._open_loop(target, window, stream=True),
+            "hot": lambda target, window: self._streams(target, window, "hot", self.profile.streams),
+            "paced": lambda target, window: self._streams(target, window, "paced", self.profile.streams),
+            "many": lambda target, window: self._streams(target, window, "many", self.profile.many_streams),
+        }
+        for load in self._loads:
+            rounds = self.profile.rounds if load == "whole" else self.profile.stream_rounds
+            self._interleave(load, MODELS[load], measures[load], rounds)
+        return Run(
+            tuple(each.name for each in self.contenders),
+            self.samples,
+            has_nginx=self.has_nginx,
+            has_wrk=self.wrk is not None,
+        )
 
     def resident_bytes(self) -> dict[str, int]:
         return {each.name: machine.resident_bytes(each.pids) for each in self.contenders if each.pids}
 
     def _interleave(self, load: str, model: str, measure: Measure, rounds: int) -> None:
-        samples = self.samples[load] = {contender.name: [] for contender in self.contenders}
+        contenders = [contender for contender in self.contenders if load in contender.loads]
+        samples = self.samples[load] = {contender.name: [] for contender in contenders}
         proxy_pids = [pid for contender in self.contenders for pid in contender.pids]
         number = 0
         while number < rounds or (
             self._extra_s > 0 and any(len(clean(taken)) < rounds for taken in samples.values())
         ):
             started_s = time.monotonic()
-            for contender in self.contenders:
+            for contender in contenders:
                 ours = {self.load_core: self._load_pids}
                 if contender.pids:  # who asks directly doesn't mind what runs on the proxies' core
                     ours[self.proxy_core] = proxy_pids
@@ -173,12 +226,12 @@ class Gateway:
         with window:
             return _wrk(self.wrk, target, self._rig.folder, profile.whole_s)
 
-    def _latency(self, target: Target, window: machine.Window) -> Sample:
+    def _open_loop(self, target: Target, window: machine.Window, *, stream: bool) -> Sample:
         profile = self.profile
         answers = uvloop.run(
             loadgen.open_loop(
                 target, rate_per_s=RATE_PER_S, connections=CONNECTIONS, seconds=profile.stream_s,
-                warm_s=profile.warm_s, window=window,
+                warm_s=profile.warm_s, window=window, stream=stream,
             )
         )  # fmt: skip
         return {
@@ -188,17 +241,11 @@ class Gateway:
             "p99_ms": percentile(answers.latencies_s, 0.99) * 1000,
         }
 
-    def _hot(self, target: Target, window: machine.Window) -> Sample:
-        return self._streams(target, window, gap_ms=HOT_GAP_MS)
-
-    def _paced(self, target: Target, window: machine.Window) -> Sample:
-        return self._streams(target, window, gap_ms=PACED_GAP_MS)
-
-    def _streams(self, target: Target, window: machine.Window, *, gap_ms: float) -> Sample:
+    def _streams(self, target: Target, window: machine.Window, load: str, count: int) -> Sample:
         profile = self.profile
         seen = uvloop.run(
             loadgen.streams(
-                target, count=profile.streams, spread_s=TOKENS * gap_ms / 1000, seconds=profile.stream_s,
+                target, count=count, spread_s=TOKENS * GAPS_MS[load] / 1000, seconds=profile.stream_s,
                 warm_s=profile.warm_s, window=window,
             )
         )  # fmt: skip
@@ -209,6 +256,7 @@ class Gateway:
             "failures": seen.failures,
             "ttft_p50_ms": percentile(seen.first_event_s, 0.5) * 1000,
             "ttft_p99_ms": percentile(seen.first_event_s, 0.99) * 1000,
+            "gap_p99_ms": percentile(seen.gaps_s, 0.99) * 1000,
         }
 
 
@@ -255,171 +303,19 @@ def _wrk(wrk: str, target: Target, folder: Path, seconds: float) -> Sample:
     return found
 
 
-def clean(samples: Sequence[Sample]) -> list[Sample]:
-    return [sample for sample in samples if not sample["is_contended"]]
-
-
-def uncertain(by_name: dict[str, list[Sample]]) -> list[str]:
-    """Contenders of which every sample of a load is contended."""
-    return [name for name, taken in by_name.items() if not clean(taken)]
-
-
-def median(samples: Sequence[Sample], fact: str) -> float:
-    """Over the samples without foreign load, or over all where there is none; chosen by that load, never by result."""
-    return statistics.median(sample[fact] for sample in clean(samples) or samples) if samples else math.nan
-
-
-# (row, load, fact, digits, whether it is shown as what it adds to `direct`)
-ROWS = (
-    ("whole answers: requests/s", "whole", "per_s", 0, False),
-    ("whole answers: CPU us per request", "whole", "cpu_us", 1, False),
-    ("whole answers: share of its core", "whole", "cpu_share", 2, False),
-    ("500 requests/s: latency p50, ms", "latency", "p50_ms", 2, False),
-    ("500 requests/s: latency p99, ms", "latency", "p99_ms", 2, False),
-    ("500 requests/s: added p50, ms", "latency", "p50_ms", 2, True),
-    ("500 requests/s: added p99, ms", "latency", "p99_ms", 2, True),
-    ("hot streams: events/s", "hot", "per_s", 0, False),
-    ("hot streams: CPU us per event", "hot", "cpu_us", 2, False),
-    ("hot streams: share of its core", "hot", "cpu_share", 2, False),
-    ("hot streams: events per read", "hot", "events_per_read", 2, False),
-    ("paced streams: CPU us per event", "paced", "cpu_us", 2, False),
-    ("paced streams: TTFT p50, ms", "paced", "ttft_p50_ms", 2, False),
-    ("paced streams: TTFT p99, ms", "paced", "ttft_p99_ms", 2, False),
-    ("paced streams: added TTFT p50, ms", "paced", "ttft_p50_ms", 2, True),
-    ("paced streams: added TTFT p99, ms", "paced", "ttft_p99_ms", 2, True),
-)
-NO_COST = {"cpu_us", "cpu_share"}
-
-
-def summary(samples: dict[str, dict[str, list[Sample]]]) -> dict[str, dict[str, float]]:
-    """Each row of the table that was measured, by contender."""
-    rows: dict[str, dict[str, float]] = {}
-    for row, load, fact, _, is_added in ROWS:
-        if load not in samples:
-            continue
-        figures = {name: median(taken, fact) for name, taken in samples[load].items()}
-        direct = figures["direct"]
-        if is_added:
-            figures = {name: figure - direct for name, figure in figures.items()}
-        if is_added or fact in NO_COST:
-            del figures["direct"]
-        rows[row] = figures
-    return rows
-
-
-def aims(rows: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """What was aimed at, what was measured, and by which load."""
-    found = []
-
-    def aim(load: str, what: str, figure: float, *, wanted: str, is_met: bool) -> None:
-        found.append({"aim": what, "load": load, "wanted": wanted, "measured": figure, "is_met": is_met})
-
-    rates = rows.get("whole answers: requests/s", {})
-    if "nginx" in rates:
-        ratio = rates["headrace"] / rates["nginx"]
-        aim(
-            "whole",
-            "requests/s on one core, of nginx's",
-            ratio,
-            wanted=">= 0.3, stretch 0.6",
-            is_met=ratio >= 0.3,
-        )
-    for load, row, what, least, wanted in (
-        ("whole", "whole answers: CPU us per request", "requests per CPU second", 0.3, ">= 0.3, stretch 0.6"),
-        ("hot", "hot streams: CPU us per event", "events per CPU second", 0.6, ">= 0.6, stretch 0.75"),
-    ):
-        costs = rows.get(row, {})
-        if "nginx" in costs:
-            ratio = costs["nginx"] / costs["headrace"]
-            aim(load, f"{what}, of nginx's", ratio, wanted=wanted, is_met=ratio >= least)
-    for load, row, what in (
-        ("paced", "paced streams: added TTFT p50, ms", "added TTFT p50, ms"),
-        ("latency", "500 requests/s: added p50, ms", "added latency p50, ms"),
-    ):
-        if added := rows.get(row):
-            aim(load, what, added["headrace"], wanted="< 1", is_met=added["headrace"] < 1)
-    return found
-
-
-def report(gateway: Gateway, rows: dict[str, dict[str, float]], resident: dict[str, int]) -> str:
-    names = [contender.name for contender in gateway.contenders]
-    doubts = {load: uncertain(by_name) for load, by_name in gateway.samples.items()}
-    cells = []
-    for row, load, fact, digits, _ in ROWS:
-        if (figures := rows.get(row)) is None:
-            continue
-        marks = {name: "*" if name in figures and name in doubts[load] else "" for name in names}
-        shown = [table.number(figures.get(name), digits) + marks[name] for name in names]
-        cells.append([row, *shown, _ratio(figures) if fact in ("per_s", "cpu_us") else ""])
-    cells.append(
-        [
-            "RSS after it, MB",
-            *(table.number(v / 1e6 if (v := resident.get(n)) else None, 0) for n in names),
-            "",
-        ]
-    )
-    lines = [table.rows(["", *names, "headrace/nginx"], cells), ""]
-    lines += [
-        f"{'ok  ' if each['is_met'] else 'MISS'}  {each['aim']}: {each['measured']:.2f}, aim {each['wanted']}"
-        + (" (contended, don't quote)" if doubts[each["load"]] else "")
-        for each in aims(rows)
-    ]
-    lines += ["", *_remarks(gateway)]
-    return "\n".join(lines)
-
-
-def _ratio(figures: dict[str, float]) -> str:
-    ours, theirs = figures.get("headrace"), figures.get("nginx")
-    return f"{ours / theirs:.2f}" if ours is not None and theirs and theirs > 0 else ""
-
-
-def _remarks(gateway: Gateway) -> list[str]:
-    """What a reader must know before quoting a figure of this run."""
-    lines = []
-    for load, by_name in gateway.samples.items():
-        taken = [sample for samples in by_name.values() for sample in samples]
-        contended = sum(bool(sample["is_contended"]) for sample in taken)
-        failures = sum(sample["failures"] for sample in taken)
-        if contended:
-            worst = uncertain(by_name)
-            lines.append(
-                f"{load}: {contended} of {len(taken)} samples are contended (others took more than "
-                f"{machine.FOREIGN_SHARE_MAX:.0%} of a core) and left out"
-                + (f"; * {', '.join(worst)}: no other, don't quote" if worst else "")
-            )
-        if failures:
-            lines.append(f"{load}: {failures:.0f} FAILED requests; the figures mean nothing")
-    if not gateway.has_nginx:
-        lines.append(
-            f"nginx isn't installed: no comparison, and scripted engines give the whole answers ({HOW_TO_INSTALL})"
-        )
-    if gateway.wrk is None:
-        lines.append(
-            f"wrk isn't installed: the own client asks for whole answers, and may be the limit ({HOW_TO_INSTALL})"
-        )
-    if "whole" in gateway.samples:
-        slack = [
-            each.name for each in gateway.contenders
-            if each.pids and median(gateway.samples["whole"][each.name], "cpu_share") < 0.9
-        ]  # fmt: skip
-        if slack:
-            lines.append(
-                f"whole answers: {', '.join(slack)} did not use its core up, so the load core was the limit; "
-                "compare CPU per request"
-            )
-    return lines
-
-
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gateway", description=__doc__,
-        epilog="example: python -m benchmarks.gateway --quick --only whole",
+        epilog="example: python -m benchmarks.gateway --only whole --peers haproxy vllm-router",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="under 40 s: few samples, for a first look")
     parser.add_argument(
-        "--only", nargs="+", choices=("whole", "latency", "hot", "paced"),
-        default=["whole", "latency", "hot", "paced"], help="these loads (default: all)",
+        "--only", nargs="+", choices=LOADS, default=list(LOADS), help="these loads (default: all)"
+    )
+    parser.add_argument(
+        "--peers", nargs="+", choices=PEERS, default=[], metavar="PEER",
+        help=f"other gateways to measure too, each installed into its own environment: {', '.join(PEERS)}",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, help="samples of each target and load")
     parser.add_argument("--seconds", type=float, help="length of a sample")
@@ -437,6 +333,7 @@ def _profile(arguments: argparse.Namespace) -> Profile:
         chosen["warm_s"] = min(chosen["warm_s"], arguments.seconds)
     if arguments.streams:
         chosen["streams"] = arguments.streams
+        chosen["many_streams"] = min(MANY_STREAMS, 10 * arguments.streams)
     return Profile(**chosen)
 
 
@@ -447,22 +344,27 @@ def main(argv: Sequence[str]) -> int:
         print("two cores are needed: one for the proxy, one for servers and load", file=sys.stderr)
         return 1
     profile, facts = _profile(arguments), machine.facts()
+    peers = [PEERS[name] for name in arguments.peers]
+    for peer in peers:
+        install(peer, lambda line: print(line, file=sys.stderr, flush=True))
+    facts["versions"] |= {peer.name: peer.version() for peer in peers}
     with contextlib.ExitStack() as stack:
         stack.enter_context(rig.pinned(cores[1]))
-        gateway = Gateway(profile, (cores[0], cores[1]), stack.enter_context(rig.Rig()))
-        gateway.run(arguments.only)
+        started = stack.enter_context(rig.Rig())
+        gateway = Gateway(profile, (cores[0], cores[1]), started, loads=arguments.only, peers=peers)
+        run = gateway.run()
         resident = gateway.resident_bytes()
-    rows = summary(gateway.samples)
-    print(report(gateway, rows, resident))
+    rows = gateway_report.summary(run.samples)
+    print(gateway_report.report(run, rows, resident))
     path = table.write_json(
         arguments.json, "gateway", facts,
         {
-            "profile": asdict(profile), "connections": CONNECTIONS, "summary": rows, "aims": aims(rows),
-            "resident_bytes": resident, "remarks": _remarks(gateway), "samples": gateway.samples,
+            "profile": asdict(profile), "connections": CONNECTIONS, "summary": rows, "aims": gateway_report.aims(rows),
+            "resident_bytes": resident, "remarks": gateway_report.remarks(run), "samples": run.samples,
         },
     )  # fmt: skip
     print(f"\n{path}")
-    failed = any(s["failures"] for load in gateway.samples.values() for taken in load.values() for s in taken)
+    failed = any(s["failures"] for load in run.samples.values() for taken in load.values() for s in taken)
     return 1 if failed else 0
 
 

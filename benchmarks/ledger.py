@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from headrace.core.clock import SystemClock
 from headrace.core.ids import KeyId, ReplicaId, RequestId, TenantId
 from headrace.core.usage import ExecutionRecord, UsageRecord
@@ -37,11 +35,11 @@ def records(number: int, wall_s: float) -> tuple[UsageRecord, list[ExecutionReco
     return usage, [execution]
 
 
-def insert_row_by_row(connection: sqlite3.Connection, table: object, rows: Sequence[msgspec.Struct]) -> int:
+def insert_row_by_row(connection: sqlite3.Connection, table: object, rows: Sequence[ledger.Row]) -> int:
     """The obvious way, in the place of the ledger's own `_insert`."""
     if rows:
         statement = table.statements[1]  # type: ignore[attr-defined]
-        connection.executemany(statement, [msgspec.structs.astuple(row) for row in rows])
+        connection.executemany(statement, rows)
     return 0
 
 

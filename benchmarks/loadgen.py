@@ -62,16 +62,26 @@ def percentile(values: list[float], share: float) -> float:
 
 @dataclass(slots=True)
 class Answers:
-    """What came of a load of whole answers; latencies of the measured part only."""
+    """What came of a load of single requests; latencies of the measured part only.
+
+    Attributes:
+        refused_s: Latencies of the answers 429 and 503. They are among `latencies_s` and `failures`, too.
+    """
 
     latencies_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
     failures: int = 0
 
 
 class _Exchange(asyncio.Protocol):
-    """One kept-alive connection with at most one request on it; `answered` is told each status, 0 for a lost one."""
+    """One kept-alive connection with at most one request on it; `answered` is told each status, 0 for a lost one.
+
+    Attributes:
+        first_s: When the first byte of the body came.
+    """
 
     transport: asyncio.Transport
+    first_s = 0.0
 
     def __init__(self, answered: "Callable[[_Exchange, int], None]") -> None:
         self.due_s = 0.0
@@ -82,6 +92,7 @@ class _Exchange(asyncio.Protocol):
     def send(self, request: bytes, *, due_s: float) -> None:
         self.due_s = due_s
         self._is_waiting = True
+        self.first_s = 0.0
         self.transport.write(request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -89,6 +100,10 @@ class _Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        if not self.first_s:
+            self.first_s = time.perf_counter()
 
     def on_message_complete(self) -> None:
         self._is_waiting = False
@@ -148,10 +163,13 @@ async def closed_loop(
 
 async def open_loop(
     target: Target, *, rate_per_s: float, connections: int, seconds: float, warm_s: float,
-    window: contextlib.AbstractContextManager[Any],
+    window: contextlib.AbstractContextManager[Any], stream: bool = False,
 ) -> Answers:  # fmt: skip
-    """A request at every 1/rate, whatever became of those before; latency counts from the moment it was due."""
-    request = target.request(target.body(stream=False))
+    """A request at every 1/rate, whatever became of those before.
+
+    Latency counts from the moment it was due: to the end of a whole answer, to the first byte of a streamed one.
+    """
+    request = target.request(target.body(stream=stream))
     answers = Answers()
     waiting: deque[float] = deque()  # due times of requests for which no connection is free yet
     missing = 0
@@ -165,8 +183,11 @@ async def open_loop(
 
     def answered(exchange: _Exchange, status: int) -> None:
         nonlocal missing
-        answers.latencies_s.append(time.perf_counter() - exchange.due_s)
+        latency_s = (exchange.first_s if stream else time.perf_counter()) - exchange.due_s
+        answers.latencies_s.append(latency_s)
         answers.failures += status != 200
+        if status in (429, 503):
+            answers.refused_s.append(latency_s)
         missing -= 1
         if not missing:
             all_answered.set()
@@ -182,6 +203,8 @@ async def open_loop(
     for duration_s, measured in ((warm_s, contextlib.nullcontext()), (seconds, window)):
         count = missing = max(1, round(duration_s * rate_per_s))
         answers.latencies_s.clear()
+        answers.refused_s.clear()
+        answers.failures = 0
         all_answered.clear()
         with measured:
             await asyncio.to_thread(_pace, send, count, 1 / rate_per_s, asyncio.get_running_loop())
@@ -211,9 +234,11 @@ class Streamed:
     Attributes:
         events: SSE events, `[DONE]` included.
         reads: Reads of a socket that held an event: a proxy that gathers events has fewer of them.
+        gaps_s: Between two such reads of one stream.
     """
 
     first_event_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
     events: int = 0
     reads: int = 0
     streams: int = 0
@@ -221,7 +246,7 @@ class Streamed:
     is_open: bool = False
 
 
-class _Stream(asyncio.Protocol):
+class Stream(asyncio.Protocol):
     """One kept-alive connection that asks for a stream, reads it to its end, and asks again.
 
     The bytes are searched, not parsed: a parser would cost the client more than some proxies cost.
@@ -232,18 +257,21 @@ class _Stream(asyncio.Protocol):
     def __init__(self, request: bytes, seen: Streamed) -> None:
         self._request = request
         self._seen = seen
-        self._sent_s = 0.0
+        self._sent_s = self._read_s = 0.0
         self._is_answered = self._is_first = self._is_done = False
-        self._is_ended = True
+        self._is_ended = False
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
     def begin(self) -> None:
+        if self.transport.is_closing():
+            return  # counted as a failure when it was lost
         self._is_answered = self._is_done = self._is_ended = False
         self._is_first = True
         self._tail = b""
+        self._read_s = 0.0
         self._sent_s = time.perf_counter()
         self.transport.write(self._request)
 
@@ -264,8 +292,12 @@ class _Stream(asyncio.Protocol):
             if seen.is_open:
                 seen.events += events
                 seen.reads += 1
+                now_s = time.perf_counter()
                 if self._is_first:
-                    seen.first_event_s.append(time.perf_counter() - self._sent_s)
+                    seen.first_event_s.append(now_s - self._sent_s)
+                elif self._read_s:
+                    seen.gaps_s.append(now_s - self._read_s)
+                self._read_s = now_s
             self._is_first = False
         if _DONE in text:
             self._is_done = True
@@ -288,7 +320,7 @@ async def streams(
     """That many streams at any time; `spread_s`, best the length of one, keeps them from starting in step."""
     seen = Streamed()
     request = target.request(target.body(stream=True))
-    connections = await _connected(target, count, lambda: _Stream(request, seen))
+    connections = await _connected(target, count, lambda: Stream(request, seen))
     for connection in connections:
         connection.begin()
         await asyncio.sleep(spread_s / count)

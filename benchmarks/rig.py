@@ -39,6 +39,7 @@ _NGINX_FIXED_ANSWER = """
   server {{ {listens}
     location = /v1/models {{ return 200 '{models}'; }}
     location = /v1/chat/completions {{ return 200 '{answer}'; }}
+    location / {{ return 200 '{{}}'; }}  # what routers ask their workers about themselves
   }}
 """
 _NGINX_PROXY = """
@@ -71,7 +72,7 @@ class Rig(contextlib.ExitStack):
 
     def start(
         self, name: str, command: Sequence[str], *, port: int, core: int | None, path: str = "/v1/models",
-        environment: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None, limit_s: float = START_LIMIT_S,
     ) -> Running:  # fmt: skip
         """Starts it, pinned to that core, and returns once it answers on its port. Raises BenchmarkFailed."""
         pinned = ["taskset", "-c", str(core)] if core is not None else []
@@ -82,7 +83,7 @@ class Rig(contextlib.ExitStack):
                 env={**os.environ, **(environment or {})},
             )  # fmt: skip
         self.callback(stop, process)
-        until_s = time.monotonic() + START_LIMIT_S
+        until_s = time.monotonic() + limit_s
         while not _answers(port, path):
             if process.poll() is not None or time.monotonic() > until_s:
                 raise BenchmarkFailed(f"{name} didn't start:\n{log_path.read_text()[-2000:]}")
@@ -92,22 +93,14 @@ class Rig(contextlib.ExitStack):
         return Running(process.pid, tuple(machine.family(process.pid)))
 
     def scripted(
-        self, name: str, *, model: str, itl_ms: float, tokens: int, core: int | None
-    ) -> tuple[int, Running]:
-        """A scripted engine that never makes anyone wait for a slot; its port and process."""
+        self, name: str, *, model: str, itl_ms: float, tokens: int, core: int | None, slots: int = 100_000,
+        ttft_ms: float = 0.0,
+    ) -> tuple[int, Running]:  # fmt: skip
+        """A scripted engine, by default one that never makes anyone wait for a slot; its port and process."""
         port = free_port()
-        command = [
-            *HEADRACE,
-            "engine",
-            "scripted",
-            "--port",
-            str(port),
-            "--model",
-            model,
-            "--slots",
-            "100000",
-        ]
-        command += ["--itl-ms", f"{itl_ms:g}", "--tokens", str(tokens)]
+        command = [*HEADRACE, "engine", "scripted", "--port", str(port), "--model", model]
+        command += ["--slots", str(slots), "--ttft-ms", f"{ttft_ms:g}", "--itl-ms", f"{itl_ms:g}"]
+        command += ["--tokens", str(tokens)]
         return port, self.start(name, command, port=port, core=core)
 
     def fixed_answers(self, *, model: str, ports: Sequence[int], core: int) -> Running:
@@ -140,18 +133,16 @@ class Rig(contextlib.ExitStack):
 
     def headrace(
         self, *, upstreams: Sequence[int] = (), core: int | None, data: Path | None = None, config: Path | None = None,
-        environment: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None, upstream_slots: int = 4096, name: str = "headrace",
     ) -> tuple["Headrace", Running]:  # fmt: skip
         """`headrace up` with a tenant that no limit will stop; everything else as it comes."""
         data = data or self.folder / "data"
         port = free_port()
         command = [*HEADRACE, "up", "--data", str(data), "--port", str(port), "--admin-port", "0"]
         command += [part for each in upstreams for part in ("--upstream", f"http://127.0.0.1:{each}")]
-        command += ["--upstream-slots", "4096"] if upstreams else []
+        command += ["--upstream-slots", str(upstream_slots)] if upstreams else []
         command += ["--config", str(config)] if config else []
-        running = self.start(
-            "headrace", command, port=port, core=core, path="/readyz", environment=environment
-        )
+        running = self.start(name, command, port=port, core=core, path="/readyz", environment=environment)
         provider = Headrace(port, data)
         provider.cli(
             "tenants", "create", TENANT, "--requests-per-minute", "100000000", "--requests-burst", "100000000",

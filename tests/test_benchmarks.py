@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gateway, machine
+from benchmarks import gateway, gateway_report, machine
+from benchmarks.peers import PEERS, install
+from benchmarks.rig import BenchmarkFailed
 from tests.support.models import shared_root, shared_store
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +37,7 @@ def test_the_gateway_benchmark_measures_each_load_against_direct(tmp_path):
     flags = ("--quick", "--rounds", "1", "--seconds", "0.3", "--streams", "4")
     printed, found = run("gateway", *flags, path=tmp_path / "gateway.json")
     assert "whole answers: requests/s" in printed
-    assert set(found["samples"]) == {"whole", "latency", "hot", "paced"}
+    assert set(found["samples"]) == set(gateway.LOADS)
     for load, by_name in found["samples"].items():
         assert {"direct", "headrace"} <= set(by_name), load
         for sample in by_name["headrace"]:
@@ -44,6 +46,20 @@ def test_the_gateway_benchmark_measures_each_load_against_direct(tmp_path):
             assert not math.isnan(sample["cpu_us"]), load
     assert found["versions"]["headrace"]
     assert found["resident_bytes"]["headrace"] > 0
+
+
+def test_a_peer_that_can_not_be_had_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(machine, "program", lambda name: None)
+    with pytest.raises(BenchmarkFailed, match="apt-get install haproxy"):
+        install(PEERS["haproxy"], print)
+
+
+def test_aims_are_held_against_the_rival_of_their_row():
+    rows = {"whole answers: requests/s": {"headrace": 30.0, "nginx": 40.0, "vllm-router": 20.0}}
+    found = {
+        aim["aim"].rpartition(" ")[2]: (aim["measured"], aim["is_met"]) for aim in gateway_report.aims(rows)
+    }
+    assert found == {"nginx": (0.75, True), "vllm-router": (1.5, False)}
 
 
 @needs_two_cores
@@ -57,6 +73,19 @@ def test_the_gateway_benchmark_does_without_nginx_and_wrk(tmp_path, monkeypatch)
     found = json.loads((tmp_path / "g.json").read_text())
     assert set(found["samples"]["whole"]) == {"direct", "headrace"}
     assert sum("apt-get install" in remark for remark in found["remarks"]) == 2
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_overload_benchmark_counts_answers_and_refusals(tmp_path):
+    printed, found = run("overload", "--rounds", "1", "--seconds", "0.5", path=tmp_path / "overload.json")
+    assert "goodput" in printed
+    (sample,) = found["samples"]
+    assert sample["other_failures"] == 0
+    assert sample["refused"] > 0
+    assert 0 < sample["goodput_per_s"] < sample["offered_per_s"]
+    assert found["memory"]["stream_bytes"] > 0
 
 
 @pytest.mark.engine
