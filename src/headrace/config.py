@@ -16,6 +16,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 ENV_PREFIX = "HEADRACE_"
 _SECRET = re.compile(r"[!-~]+")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s@?#]+", re.IGNORECASE)  # RFC 6454, section 6.2
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,7 +31,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         idle_timeout_s: A kept-alive connection without a request is closed after this.
         body_bytes_per_s_min: A body that arrives more slowly than this is refused with 408; nobody gets ahead of it by more
             than `header_timeout_s`.
-        body_bytes_max: Largest request body.
+        body_bytes_max: Largest request body, and largest message over WebSocket.
+        websocket_origins: Web pages that may open a WebSocket, as `https://app.example`; `*` is all. Programs need no entry.
         drain_s: After SIGTERM, how long requests in progress may go on.
     """
 
@@ -45,6 +47,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle_timeout_s: float = 75.0
     body_bytes_per_s_min: int = 1024
     body_bytes_max: int = 4 * 1024 * 1024
+    websocket_origins: tuple[str, ...] = ()
     drain_s: float = 30.0
 
     @property
@@ -304,6 +307,12 @@ def _check_ranges(config: Config, *, file: str) -> None:
     for key, port in (("server.port", config.server.port), ("server.admin_port", config.server.admin_port)):
         if not 0 <= port <= 65535:
             raise ConfigError(f"{file}: `{key}` must be between 0 and 65535, got {port}")
+    for origin in config.server.websocket_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"{file}: `server.websocket_origins` holds {origin!r}; "
+                "an origin is a scheme and a host, such as `https://app.example`, without a path"
+            )
     for index, upstream in enumerate(config.upstreams):
         if upstream.slots < 1:
             raise ConfigError(f"{file}: `upstreams[{index}].slots` must be at least 1, got {upstream.slots}")

@@ -174,6 +174,7 @@ class DataPlane:
         metrics.bodies_reading.labels().set(self._gateway.bodies_reading)
         if self._certificate is not None:
             metrics.tls_expiry_days.labels().set(self._certificate.days_left)
+        metrics.websockets.labels().set(self._gateway.websocket_count)
         for model, length in report.queued.items():
             metrics.queue_length.labels(model).set(length)
         metrics.in_flight.clear()
@@ -270,6 +271,9 @@ def build_gateway(
             write_stall_limit_s=request.write_stall_limit_s,
             body_bytes_per_s_min=config.server.body_bytes_per_s_min,
             body_bytes_max=config.server.body_bytes_max,
+            websocket_origins=frozenset(
+                origin.lower().encode() for origin in config.server.websocket_origins
+            ),
             deadline_s=request.deadline_s,
             deadline_max_s=request.deadline_max_s,
             heartbeat_s=request.heartbeat_s,

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from headrace.core.errors import BodyTooSlow, HeadraceError
+from headrace.core.errors import BodyTooSlow, HeadraceError, InvalidRequest
 from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal
 from headrace.gateway.call import Call, PauseWatcher
@@ -47,15 +47,32 @@ class ConnectionOwner(TransportOwner, Protocol):
 
     async def handle(self, call: Call) -> None: ...
 
-    def opened(self, connection: "ClientConnection") -> None:
+    def opened(self, connection: "PortConnection") -> None:
         """The connection counts until `closed`."""
         ...
 
-    def closed(self, connection: "ClientConnection") -> None: ...
+    def closed(self, connection: "PortConnection") -> None: ...
 
     def refused_early(self, error: HeadraceError, request_id: RequestId) -> None:
         """A message was refused before it became a call."""
         ...
+
+
+class PortConnection(Protocol):
+    """What the gateway asks of every connection, whichever protocol it speaks."""
+
+    def check(self, now_s: float) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def hurry(self, now_s: float) -> None: ...
+
+    def refuse_body(self, error: HeadraceError) -> None: ...
+
+    def cut(self) -> None: ...
+
+    @property
+    def has_unsent(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +142,16 @@ class HttpCall:
 
     def tell(self, watcher: PauseWatcher) -> None:
         self._connection.watcher = watcher
+
+    def switch(self, headers: bytes) -> tuple[asyncio.Transport, Screened]:
+        """Answers a handshake with these header lines and gives the transport up, to another protocol.
+
+        Raises InvalidRequest if something came that can't be of that protocol yet.
+        """
+        connection = self._connection
+        return connection.detach(
+            b"%b%bx-request-id: %b\r\n\r\n" % (http1.STATUS_LINES[101], headers, self.request_id.encode())
+        )
 
     def respond(self, status: int, body: bytes, *, headers: bytes = b"") -> None:
         connection = self._connection
@@ -298,6 +325,18 @@ class ClientConnection(CallerTransport):
         assert self._screened is not None
         owner = self._owner
         self._take_turn(HttpCall(self, self._screened, body, owner.new_request_id(), owner.clock.now_s()))
+
+    def detach(self, last: bytes) -> tuple[asyncio.Transport, Screened]:
+        """See Call.switch; nothing here touches the transport any more."""
+        transport, screened = self._transport, self._screened
+        if transport is None or screened is None or transport.is_closing() or self._discardable is not None:
+            raise InvalidRequest("nothing may follow a request to change protocols before its answer")
+        self.write(last)
+        self.flush()
+        self._transport = None
+        self._is_done = True
+        self._owner.closed(self)
+        return transport, screened
 
     # Called by the gateway.
 

@@ -15,6 +15,14 @@ class InferenceRoute:
     body_bytes_max: int
 
 
+@dataclass(frozen=True, slots=True)
+class WebSocketRoute:
+    """A GET that becomes a WebSocket, whose messages are requests."""
+
+    requests: InferenceRoute
+    body_bytes_max: int = 0
+
+
 class Info(Enum):
     """What a GET can ask for; the first two need no key."""
 
@@ -37,7 +45,7 @@ class InfoRoute:
     body_bytes_max: int = 0
 
 
-Route = InferenceRoute | InfoRoute
+Route = InferenceRoute | InfoRoute | WebSocketRoute
 
 LIVEZ = InfoRoute(Info.LIVEZ)
 READYZ = InfoRoute(Info.READYZ)
@@ -62,11 +70,18 @@ class RouteTable:
         self._posts = {
             endpoint.value.encode(): InferenceRoute(endpoint, body_bytes_max) for endpoint in Endpoint
         }
+        self._websockets = {
+            path: WebSocketRoute(route)
+            for path, route in self._posts.items()
+            if route.endpoint is not Endpoint.EMBEDDINGS
+        }
 
-    def find(self, method: bytes, path: bytes) -> Route | None:
+    def find(self, method: bytes, path: bytes, *, is_websocket: bool = False) -> Route | None:
         if method == b"POST":
             return self._posts.get(path)
         if method == b"GET":
+            if is_websocket and path in self._websockets:
+                return self._websockets[path]
             if path == b"/v1/models":
                 return _MODELS
             if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):

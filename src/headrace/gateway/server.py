@@ -25,15 +25,24 @@ from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.bodies import BodyReader
 from headrace.gateway.call import Call
-from headrace.gateway.connection import ClientConnection, Screened
+from headrace.gateway.connection import ClientConnection, HttpCall, PortConnection, Screened
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
-from headrace.gateway.routes import Info, InfoRoute, Route, RouteTable, open_to_all
+from headrace.gateway.routes import (
+    InferenceRoute,
+    Info,
+    InfoRoute,
+    Route,
+    RouteTable,
+    WebSocketRoute,
+    open_to_all,
+)
 from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import Account, UsageCloser
-from headrace.protocols import http1, openai, strict_json
+from headrace.gateway.websocket import WebSocketConnection
+from headrace.protocols import http1, openai, strict_json, websocket
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -52,6 +61,7 @@ class PortLimits:
     write_stall_limit_s: float
     body_bytes_per_s_min: int
     body_bytes_max: int
+    websocket_origins: frozenset[bytes]
     deadline_s: float
     deadline_max_s: float
     heartbeat_s: float
@@ -97,7 +107,7 @@ class Gateway:
         self._metrics = metrics
         self._log = log
         self._chance = chance
-        self._connections: set[ClientConnection] = set()
+        self._connections: set[PortConnection] = set()
         self._is_draining = False
         self._is_hurried = False
         self._quiet = asyncio.Event()
@@ -109,10 +119,13 @@ class Gateway:
     async def handle(self, call: Call) -> None:
         """One request, start to end. Never raises but CancelledError, when the caller leaves."""
         try:
-            if isinstance(call.route, InfoRoute):
-                self._inform(call, call.route)
+            route = call.route
+            if isinstance(route, InferenceRoute):
+                await self._infer(call, route.endpoint)
+            elif isinstance(route, InfoRoute):
+                self._inform(call, route)
             else:
-                await self._infer(call, call.route.endpoint)
+                self._open_websocket(call, route)
         except HeadraceError as error:
             self._refuse(call, error)
         except Exception as bug:  # noqa: BLE001 -- the outermost edge of a request: a bug must not take the port down
@@ -176,7 +189,7 @@ class Gateway:
 
     def _require_open(self) -> None:
         if self._is_draining:
-            raise NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.DRAINING)
+            raise self._stopping()
         if not self._accepts_work():
             raise Saturated(
                 "usage can't be recorded at the moment", retry_after_s=5.0, reason=Reason.LEDGER_BEHIND
@@ -204,6 +217,8 @@ class Gateway:
         """What was read to a request and the deployment that it names, or InvalidRequest and ModelNotFound."""
         assert call.principal is not None, "inference is never anonymous"
         call.body = b""  # megabytes, perhaps, which what was parsed holds again
+        if call.must_stream and parsed.wire_fields.get("stream") is False:
+            raise InvalidRequest("every answer is streamed here", param="stream")
         deployment = self.dispatch.deployment(parsed.model)
         if endpoint.task not in deployment.tasks:
             raise InvalidRequest(f"the model `{parsed.model}` does not serve {endpoint.value}", param="model")
@@ -215,7 +230,7 @@ class Gateway:
             model=parsed.model,
             canonical=parsed.canonical,
             wire_fields=parsed.wire_fields,
-            is_streaming=parsed.is_streaming,
+            is_streaming=parsed.is_streaming or call.must_stream,
             wants_usage=parsed.wants_usage,
             prompt_bytes=parsed.prompt_bytes,
             output_tokens_max=parsed.output_tokens_max,
@@ -225,6 +240,9 @@ class Gateway:
             deadline_s=self._deadline_s(call),
         )
         return request, deployment
+
+    def _stopping(self) -> NoReadyReplica:
+        return NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.DRAINING)
 
     def _deadline_s(self, call: Call) -> float:
         """When the request's time is over: what its header asks for, or what every request has."""
@@ -269,13 +287,26 @@ class Gateway:
             case Info.MODEL:
                 call.respond(200, openai.model_card(self.dispatch.deployment(route.name)))
 
-    def _refuse(self, call: Call, error: HeadraceError) -> None:
+    def _open_websocket(self, call: Call, route: WebSocketRoute) -> None:
+        """Completes a handshake; each message has a walk of its own from here on."""
+        assert isinstance(call, HttpCall), "no other protocol has handshakes"
+        if self._is_draining:
+            raise self._stopping()
+        websocket.check_origin(call.head, self._limits.websocket_origins)
+        try:
+            transport, screened = call.switch(websocket.accept(call.head))
+        except InvalidRequest as error:
+            self._refuse(call, error, headers=websocket.VERSION_LINE)
+        else:
+            WebSocketConnection(self, screened, route).take_over(transport)
+
+    def _refuse(self, call: Call, error: HeadraceError, *, headers: bytes = b"") -> None:
         """Answers a request that never got as far as an account."""
         self._count_refusal(error, call.request_id, call.principal)
         call.respond(
             error.status,
             openai.error_body(error, request_id=call.request_id),
-            headers=openai.error_headers(error),
+            headers=openai.error_headers(error) + headers,
         )
 
     def _count_refusal(
@@ -305,10 +336,13 @@ class Gateway:
         open_route = open_to_all(head.method, head.path)
         if open_route is not None:
             return Screened(head, open_route, None, self.auth.version, math.inf)
+        is_websocket = head.upgrade == b"websocket"
+        if is_websocket:
+            websocket.adopt_key(head)
         entry = self.auth.find(head.headers)
         if head.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise InvalidRequest("compressed bodies are not accepted; send the JSON as it is")
-        route = self._routes.find(head.method, head.path)
+        route = self._routes.find(head.method, head.path, is_websocket=is_websocket)
         if route is not None:
             if self.in_progress >= self._work_max:
                 self._refuse_work(route)
@@ -339,10 +373,10 @@ class Gateway:
             reason=Reason.PRESSED,
         )
 
-    def opened(self, connection: ClientConnection) -> None:
+    def opened(self, connection: PortConnection) -> None:
         self._connections.add(connection)
 
-    def closed(self, connection: ClientConnection) -> None:
+    def closed(self, connection: PortConnection) -> None:
         self._connections.discard(connection)
 
     def refused_early(self, error: HeadraceError, request_id: RequestId) -> None:
@@ -362,6 +396,10 @@ class Gateway:
     @property
     def connection_count(self) -> int:
         return len(self._connections)
+
+    @property
+    def websocket_count(self) -> int:
+        return sum(isinstance(connection, WebSocketConnection) for connection in self._connections)
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Takes over a new picture of the fleet; running requests stay where they are."""

@@ -331,6 +331,7 @@ class _LastBody:
 
 
 _REASONS = {
+    101: "Switching Protocols",
     200: "OK",
     400: "Bad Request",
     401: "Unauthorized",

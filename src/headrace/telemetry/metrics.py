@@ -113,6 +113,9 @@ class Metrics:
     bodies_reading: Gauge = _gauge(
         "headrace_bodies_reading", "Large request bodies that are being read, or wait for it, now."
     )
+    websockets: Gauge = _gauge(
+        "headrace_websocket_connections", "Those of them that are WebSockets, at work or idle."
+    )
     streams_open: Gauge = _gauge("headrace_streams_open", "Streamed answers in progress now.")
     accept_pauses: Counter = _counter(
         "headrace_accept_pauses_total",
