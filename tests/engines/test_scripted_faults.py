@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from headrace.core.errors import ConfigError
 from headrace.engines import scripted_faults
 from headrace.engines.scripted_faults import FAULTS, Kind, Scope, Script
 from tests.support.scripted import ScriptedEngine, scripted_engine
@@ -202,6 +201,50 @@ def test_error_event_comes_after_its_events_and_before_done(engine: ScriptedEngi
     assert len(seen.events) == 6
     assert seen.events[5]["error"]["code"] == 500
     assert seen.payloads[-1] == "[DONE]"
+
+
+def test_an_error_event_can_have_another_code(engine: ScriptedEngine) -> None:
+    assert stream(engine, "error_event:5:503").events[5]["error"]["code"] == 503
+
+
+def test_bad_event_is_no_json_and_comes_after_its_events(engine: ScriptedEngine) -> None:
+    seen = stream(engine, "bad_event:3")
+    assert len(seen.payloads) == 5
+    assert seen.payloads[-1] == "[DONE]"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(seen.payloads[3])
+
+
+def test_head_only_is_a_head_and_a_reset(engine: ScriptedEngine) -> None:
+    for ask in (stream, whole):
+        seen = ask(engine, "head_only")
+        assert (seen.status, seen.body, seen.end) == (200, b"", "reset")
+
+
+def test_finish_reasons_are_empty_early_or_too_few(engine: ScriptedEngine) -> None:
+    """T3"""
+
+    def reasons(script: str, **fields: Any) -> list[Any]:
+        events = stream(engine, script, **fields).events
+        return [choice["finish_reason"] for event in events for choice in event["choices"]]
+
+    assert reasons("finish:empty", max_tokens=2) == ["", "", "length"]
+    assert reasons("finish:abort")[-1] == "abort"
+    assert reasons("finish:first_only", max_tokens=1, n=2) == [None, None, "length"]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_is_the_first_half_of_the_answer(engine: ScriptedEngine, field: str) -> None:
+    """Streamed and whole alike."""
+    message = json.loads(whole(engine, f"reasoning:{field}", max_tokens=4).body)["choices"][0]["message"]
+    assert (message[field], message["content"]) == ("000 001 ", "002 003 ")
+    deltas = [
+        choice["delta"]
+        for event in stream(engine, f"reasoning:{field}", max_tokens=4).events
+        for choice in event["choices"]
+    ]
+    assert "".join(delta.get(field, "") for delta in deltas) == "000 001 "
+    assert "".join(delta.get("content", "") for delta in deltas) == "002 003 "
 
 
 def test_error_hostile_carries_what_logs_must_escape(engine: ScriptedEngine) -> None:
@@ -420,39 +463,6 @@ def test_rules_for_one_request_add_up(engine: ScriptedEngine) -> None:
     assert len(stream(engine, "crlf, cut:2, slice:3", until=b"never").body.split(b"\r\n\r\n")) == 3
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        *(
-            "foo",
-            "cut",
-            "cut:",
-            "cut:x",
-            "cut:-1",
-            "cut:1:2",
-            "refuse:1",
-            "die:1:2",
-            "error:200",
-            "error:600",
-        ),
-        *("usage", "usage:some", "usage:cached=x", "tools:", "delta:0", "slice:0", "unicode:two_bytes"),
-        *(
-            "cut:1@",
-            "cut:1@0",
-            "cut:1@x",
-            "cut:1@1/0",
-            "cut:1@2/3",
-            "cut:1@3-",
-            "loading:5@1",
-            "error:500:1:2",
-        ),
-    ],
-)
-def test_a_script_that_says_nothing_known_is_refused(script: str) -> None:
-    with pytest.raises(ConfigError, match="--fault"):
-        scripted_faults.parse(script)
-
-
 def test_an_unknown_fault_names_the_known_ones_and_leaves_the_script_alone(engine: ScriptedEngine) -> None:
     engine.set_faults("error:500")
     status, body = engine.request("POST", "/scripted/faults", b"stal:5")
@@ -465,14 +475,3 @@ def test_an_unknown_fault_names_the_known_ones_and_leaves_the_script_alone(engin
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 2
     assert "unknown fault `foo`" in ended.stderr
-
-
-def test_every_fault_has_its_row_in_the_table_the_help_and_the_guide() -> None:
-    assert [fault.kind for fault in FAULTS] == list(Kind)
-    command = [sys.executable, "-m", "headrace", "engine", "scripted", "--help"]
-    help_text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-    assert scripted_faults.table() in help_text
-    rows = [line for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    assert rows == [
-        f"| `{fault.signature.replace('|', chr(92) + '|')}` | {fault.effect} |" for fault in FAULTS
-    ]

@@ -78,6 +78,8 @@ def _content(question: Question, tokens: int, faults: Faults) -> _Content:
     if (size := faults.number(Kind.BIG)) is not None and pieces:
         middle = len(pieces) // 2
         pieces[middle] = (pieces[middle][0], "x" * size)
+    if "abort" in faults.words(Kind.FINISH):
+        reason = "abort"
     return _Content(tuple(pieces), count, "length" if count < natural else reason)
 
 
@@ -171,9 +173,24 @@ def _whole_choice(question: Question, content: _Content, index: int, faults: Fau
             "content": None,
             "tool_calls": [{key: value for key, value in call.items() if key != "index"} for call in calls],
         }
+    elif field := _reasoning_field(question, faults):
+        said = [piece for _, piece in content.pieces]
+        half = len(said) // 2
+        choice["message"] = {
+            "role": "assistant",
+            field: "".join(said[:half]),
+            "content": "".join(said[half:]),
+        }
     else:
         choice["message"] = {"role": "assistant", "content": text}
     return choice
+
+
+def _reasoning_field(question: Question, faults: Faults) -> str | None:
+    """The field in which the first half of the text comes, if the script has it so."""
+    if question.endpoint is not Endpoint.CHAT or question.tool:
+        return None
+    return next(iter(faults.words(Kind.REASONING)), None)
 
 
 def _streamed(question: Question, content: _Content, faults: Faults) -> Plan:
@@ -189,8 +206,13 @@ def _streamed(question: Question, content: _Content, faults: Faults) -> Plan:
     )
     after = faults.number(Kind.ERROR_EVENT)
     if after is not None:
-        payloads = [*payloads[:after], error_body(500, "scripted error"), b"[DONE]"]
+        error = faults.get(Kind.ERROR_EVENT)
+        code = error.numbers[1] if error is not None and len(error.numbers) > 1 else 500
+        payloads = [*payloads[:after], error_body(code, "scripted error"), b"[DONE]"]
         return framed(_sse(payloads, faults), faults, is_stream=True, work=work.until(after), is_fault=True)
+    if (before := faults.number(Kind.BAD_EVENT)) is not None:
+        payloads = [*payloads[:before], b'{"choices": [', b"[DONE]"]
+        return framed(_sse(payloads, faults), faults, is_stream=True, work=work.until(before), is_fault=True)
     payloads += _closing_payloads(question, content, faults)
     return framed(_sse(payloads, faults), faults, is_stream=True, work=work)
 
@@ -204,6 +226,7 @@ def _sse(payloads: Iterable[bytes], faults: Faults) -> list[bytes]:
 def _token_payloads(question: Question, content: _Content, faults: Faults) -> list[bytes]:
     """An event per piece and choice, the choices taking turns."""
     is_running = "cumulative" in faults.words(Kind.USAGE)
+    reasoning = _reasoning_field(question, faults)
     started: set[int] = set()
     payloads: list[bytes] = []
     for position, (call, piece) in enumerate(content.pieces):
@@ -215,6 +238,8 @@ def _token_payloads(question: Question, content: _Content, faults: Faults) -> li
                 if position == 0:
                     delta = {"role": "assistant", "content": None, **delta}
                 payload = _chunk_payload(question, index, delta)
+            elif reasoning is not None and position < len(content.pieces) // 2:
+                payload = _chunk_payload(question, index, {reasoning: piece})
             else:
                 payload = _text_payload(
                     question.endpoint, question.model, index, piece, position == 0, question.top_logprobs
@@ -222,6 +247,8 @@ def _token_payloads(question: Question, content: _Content, faults: Faults) -> li
             if is_running or question.wants_timings:
                 done = min(len(payloads) + 1, content.tokens * question.choices)
                 payload = _with_counts(payload, question, done, faults, is_running=is_running)
+            if "empty" in faults.words(Kind.FINISH):
+                payload = payload.replace(b'"finish_reason":null', b'"finish_reason":""')
             payloads.append(payload)
     return payloads
 
@@ -241,7 +268,7 @@ def _closing_payloads(question: Question, content: _Content, faults: Faults) -> 
     usage = _usage(question, content.tokens * question.choices, faults)
     closing = [
         _chunk_payload(question, index, {}, finish_reason=content.finish_reason)
-        for index in range(question.choices)
+        for index in range(1 if "first_only" in faults.words(Kind.FINISH) else question.choices)
     ]
     if "cumulative" in modes or question.wants_timings:
         closing = [

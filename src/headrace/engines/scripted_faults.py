@@ -26,6 +26,8 @@ class Kind(Enum):
     ERROR = "error"
     ERROR_FIRST = "error_first"
     ERROR_EVENT = "error_event"
+    BAD_EVENT = "bad_event"
+    HEAD_ONLY = "head_only"
     ERROR_HOSTILE = "error_hostile"
     GARBAGE = "garbage"
     HTML = "html"
@@ -45,6 +47,8 @@ class Kind(Enum):
     CR = "cr"
     COMMENTS = "comments"
     USAGE = "usage"
+    FINISH = "finish"
+    REASONING = "reasoning"
     TOOLS = "tools"
     MODELS_SLOW = "models_slow"
     HEALTH_SLOW = "health_slow"
@@ -137,7 +141,19 @@ FAULTS: tuple[Fault, ...] = (
         least=400,
         most=599,
     ),
-    Fault(Kind.ERROR_EVENT, "an error event after EVENTS events, then [DONE]", numbers=_EVENTS, required=1),
+    Fault(
+        Kind.ERROR_EVENT,
+        "an error event with code STATUS (500) after EVENTS events, then [DONE]",
+        numbers=("EVENTS", "STATUS"),
+        required=1,
+    ),
+    Fault(
+        Kind.BAD_EVENT,
+        "an event that is no JSON after EVENTS events, then [DONE]",
+        numbers=_EVENTS,
+        required=1,
+    ),
+    Fault(Kind.HEAD_ONLY, "the head of an answer, then a reset"),
     Fault(Kind.ERROR_HOSTILE, "500 whose message holds line breaks, terminal codes, JSON and HTML"),
     Fault(Kind.GARBAGE, "bytes that are not HTTP, then a close"),
     Fault(Kind.HTML, "200 with a text/html page"),
@@ -186,6 +202,18 @@ FAULTS: tuple[Fault, ...] = (
             "with_choices",
             "cached=N",
         ),
+        required=1,
+    ),
+    Fault(
+        Kind.FINISH,
+        "finish_reason: an empty text in every event; `abort` at the end; or the first of n choices alone gets one",
+        words=("empty", "abort", "first_only"),
+        required=1,
+    ),
+    Fault(
+        Kind.REASONING,
+        "the first half of a chat answer is reasoning, in that field",
+        words=("reasoning_content", "reasoning"),
         required=1,
     ),
     Fault(

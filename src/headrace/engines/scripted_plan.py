@@ -50,7 +50,9 @@ class Work:
     def until(self, events: int) -> "Work":
         """What is generated if only the first `events` events are sent."""
         if events >= self.token_events:
-            return self
+            return (
+                self  # also a whole answer: it has no events, and all the work is done before its first byte
+            )
         done = -(-self.completion_tokens * events // self.token_events)
         return replace(self, token_events=events, completion_tokens=done)
 
@@ -148,6 +150,8 @@ def framed(
         write_bytes_max=1 if faults.words(Kind.UNICODE) else faults.number(Kind.SLICE) or 0,
         idle_close_s=_seconds(faults.number(Kind.KEEPALIVE_CLOSE)),
     )
+    if faults.has(Kind.HEAD_ONLY):
+        return replace(plan, writes=(head,), ending=Ending.RESET, work=work.until(0), is_fault=True)
     if stop is not None:
         return _stopped(plan, head, bodies, *stop, is_chunked=is_chunked)
     pieces = [_chunk(body) for body in bodies] if is_chunked else bodies
