@@ -12,7 +12,7 @@ import openai
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.stores.usage_report import UsageReport
 from tests.support import wire
-from tests.support.provider import Provider, provider, wait_until
+from tests.support.provider import HEADRACE, Provider, provider, wait_until
 from tests.support.scripted import ScriptedEngine, scripted_engine
 from tests.support.wire import Exchange
 
@@ -45,13 +45,21 @@ class Rig:
         for engine in self.engines:
             engine.set_faults(script)
 
-    def open(self, *, key: str = "", headers: str = "", path: str = CHAT, **fields: Any) -> socket.socket:
-        """Sends a request on a connection of its own, which would be kept alive, and reads nothing yet."""
+    def open(
+        self,
+        *,
+        key: str = "",
+        headers: str = "",
+        path: str = CHAT,
+        connection: socket.socket | None = None,
+        **fields: Any,
+    ) -> socket.socket:
+        """Sends a request on a connection of its own, or on that one, which would be kept alive, and reads nothing yet."""
         question: dict[str, Any] = {"model": "scripted", "stream": True, **fields}
         if path == CHAT:
             question.setdefault("messages", [{"role": "user", "content": "hello"}])
         head = f"authorization: Bearer {key or self.key}\r\n{headers}"
-        connection = self.provider.connect(timeout_s=ANSWER_LIMIT_S)
+        connection = connection or self.provider.connect(timeout_s=ANSWER_LIMIT_S)
         connection.sendall(wire.post(path, json.dumps(question).encode(), headers=head))
         return connection
 
@@ -135,8 +143,10 @@ def rig(
     upstream_slots: int | None = None,
     limits: str = NO_LIMITS,
     upstreams: Sequence[str] = (),
+    program: Sequence[str] = HEADRACE,
 ) -> Iterator[Rig]:
-    """A rig whose engines are started with these options of `scripted_engine`; `upstreams` are other servers behind it."""
+    """A rig whose engines are started with these options of `scripted_engine`; `upstreams` are other servers behind it, and
+    `program` runs instead of `headrace`."""
     with ExitStack() as stack:
         started = [stack.enter_context(scripted_engine(**options)) for options in engines]
         running = stack.enter_context(
@@ -144,6 +154,7 @@ def rig(
                 upstreams=[*(engine.url for engine in started), *upstreams],
                 config=config + limits,
                 upstream_slots=upstream_slots,
+                program=program,
             )
         )
         all_ready = len(started) + len(upstreams)

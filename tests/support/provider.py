@@ -176,10 +176,12 @@ def provider(
     upstream_slots: int | None = None,
     trust: ssl.SSLContext | None = None,
     descriptors_max: int | None = None,
+    program: Sequence[str] = HEADRACE,
 ) -> Iterator[Provider]:
     """Starts `headrace up` and stops it at the end, by its pid.
 
     Args:
+        program: What to run instead of `headrace`.
         config: Text of a headrace.toml.
         ready: Wait until a replica is ready, not only until the port is open.
         trust: How to speak TLS with the public port, where `config` or `arguments` turn it on.
@@ -187,7 +189,7 @@ def provider(
     """
     with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder:
         home = data or Path(folder) / "data"
-        command = [*HEADRACE, "up", "--data", str(home), "--port", "0", "--admin-port", "0", *arguments]
+        command = [*program, "up", "--data", str(home), "--port", "0", "--admin-port", "0", *arguments]
         for url in upstreams:
             command += ["--upstream", url]
         if upstream_slots is not None:

@@ -142,9 +142,9 @@ class Gateway:
         request, deployment = self._parse(call, endpoint, parsed)
         account = Account(request, deployment)
         delivery = self._delivery(call, request, deployment)
+        slot = self.dispatch.slot(request)
         self.in_progress += 1
         self.streams_open += request.is_streaming
-        slot = self.dispatch.slot(request)
         try:
             with slot:  # limits, admission, balancing
                 if not slot.is_held:
@@ -375,6 +375,8 @@ class Gateway:
 
     def opened(self, connection: PortConnection) -> None:
         self._connections.add(connection)
+        if self._is_draining:
+            connection.keeps_alive = False
 
     def closed(self, connection: PortConnection) -> None:
         self._connections.discard(connection)
