@@ -1,6 +1,7 @@
 """The rows of core/endings.py that need a service of their own: a full queue, a slow reader, a stop, a bug, a dead fleet. And:
 no row of the table is left out."""
 
+import os
 import signal
 import socket
 import sqlite3
@@ -31,6 +32,7 @@ from tests.gateway.endings import (
     ways_of,
 )
 from tests.gateway.rig import Rig, read_answer, read_events, request_id, rig
+from tests.gateway.test_large_bodies import children
 from tests.support import buggy_headrace
 from tests.support.provider import wait_until
 
@@ -209,6 +211,26 @@ def test_a_bug_of_ours_ends_as_the_table_says(buggy: Rig, row: Row, way: Way) ->
     assert buggy.record(buggy.ask()).outcome == "delivered"
 
 
+# --- a large body that nobody can read ---
+
+UNREAD = (Reason.BODY_UNREAD, UNSTARTED)
+LARGE = [{"role": "user", "content": "large " * 60_000}]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=case_name)
+def test_a_body_whose_reader_dies_ends_as_the_table_says(narrow: Rig, way: Way) -> None:
+    assert narrow.record(narrow.ask(messages=LARGE)).outcome == "delivered"
+    (child,) = children(narrow)
+    os.kill(child, signal.SIGSTOP)
+    with (
+        books(narrow, UNREAD, has_account=False) as before,
+        narrow.open(stream=way.stream, headers=way.headers, messages=LARGE) as connection,
+    ):
+        wait_until(lambda: narrow.provider.metric("headrace_bodies_reading") == 1, what="the body to be read")
+        os.kill(child, signal.SIGKILL)
+        check(before, UNREAD, way, Seen(read_to_end(connection, way)), has_account=False)
+
+
 # --- no replica, no ledger ---
 
 NO_REPLICA = (Reason.NO_READY_REPLICA, UNSTARTED)
@@ -260,7 +282,7 @@ def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
 COVERED = {
     *test_endings.COVERED,
     *cases(QUEUED),
-    *cases([SLOW_READER, *STOPS, DRAINING, *BUGS, NO_REPLICA, NO_LEDGER]),
+    *cases([SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, NO_REPLICA, NO_LEDGER]),
 }
 
 
