@@ -231,10 +231,26 @@ def test_a_body_whose_reader_dies_ends_as_the_table_says(narrow: Rig, way: Way) 
         check(before, UNREAD, way, Seen(read_to_end(connection, way)), has_account=False)
 
 
-# --- no replica, no ledger ---
+# --- no room, no replica, no ledger ---
 
+PRESSED = (Reason.PRESSED, UNSTARTED)
 NO_REPLICA = (Reason.NO_READY_REPLICA, UNSTARTED)
 NO_LEDGER = (Reason.LEDGER_BEHIND, UNSTARTED)
+
+
+def test_a_process_without_room_ends_what_comes_as_the_table_says() -> None:
+    """T15: its limit on memory is below what it needs to live."""
+    with rig({"slots": 64}, config="[pressure]\nmemory_bytes_max = 1048576\n") as one:
+        wait_until(
+            lambda: one.provider.status()["pressure"]["level"] == "refuse", what="the pressure to be felt"
+        )
+        for way in WAYS:
+            with (
+                books(one, PRESSED, has_account=False) as before,
+                one.open(stream=way.stream, headers=way.headers) as connection,
+            ):
+                answer = read_to_end(connection, way, closes=True)
+                check(before, PRESSED, way, Seen(answer), has_account=False, closes=True)
 
 
 @pytest.mark.timeout(60)
@@ -282,7 +298,7 @@ def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
 COVERED = {
     *test_endings.COVERED,
     *cases(QUEUED),
-    *cases([SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, NO_REPLICA, NO_LEDGER]),
+    *cases([SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, PRESSED, NO_REPLICA, NO_LEDGER]),
 }
 
 
