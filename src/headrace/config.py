@@ -67,8 +67,9 @@ class RequestConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         write_stall_limit_s: A caller that takes nothing off its connection for this long is cut.
         heartbeat_s: Silence after which a streaming caller gets a comment line.
         attempts_max: Replicas tried for one request, at least 1.
-        retry_ratio: Retries allowed per request over time (a shared budget).
+        retry_ratio: Retries allowed per request over time (a budget that the requests of a model share).
         retry_floor_per_s: Retries per second that are allowed on top.
+        retry_backoff_s: Pause before the first retry; doubles with each further one, and is cut by up to half at random.
     """
 
     deadline_s: float = 600.0
@@ -80,6 +81,7 @@ class RequestConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempts_max: int = 2
     retry_ratio: float = 0.2
     retry_floor_per_s: float = 1.0
+    retry_backoff_s: float = 0.05
 
 
 class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,11 +102,17 @@ class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         failures_to_eject: Failures in a row.
         ejection_s, ejection_max_s: First time out, doubled with each further ejection up to the maximum.
+        slow_start_s: How long a replica that returns, or that joins others, takes to its full share.
+        rest_s: How long a replica that answers 429 or 503 is left alone if it doesn't say.
+        quiet_s: A replica that has work and says nothing for this long is used only where no other has a free slot.
     """
 
     failures_to_eject: int = 3
     ejection_s: float = 5.0
     ejection_max_s: float = 120.0
+    slow_start_s: float = 10.0
+    rest_s: float = 1.0
+    quiet_s: float = 1.0
 
 
 class PressureConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -274,6 +282,7 @@ _AT_LEAST: dict[str, float] = {
     "request.attempts_max": 1,
     "request.retry_ratio": 0,
     "request.retry_floor_per_s": 0,
+    "request.retry_backoff_s": 0,
     "admission.queue_length_max": 0,
     "admission.queue_wait_max_s": 0,
     "health.failures_to_eject": 1,
@@ -282,6 +291,9 @@ _AT_LEAST: dict[str, float] = {
     "pressure.memory_bytes_max": 0,
     "pressure.lag_s_max": 0.01,
     "pressure.hold_s": 0,
+    "health.slow_start_s": 0,
+    "health.rest_s": 0,
+    "health.quiet_s": 0.01,
     "tenant_defaults.requests_per_minute": 0,
     "tenant_defaults.requests_burst": 1,
     "tenant_defaults.concurrency_max": 0,

@@ -41,7 +41,7 @@ SAID: dict[str, Any] = {
                     "restarts": 1,
                     "slots": 4,
                     "in_flight": 2,
-                    "ejected": True,
+                    "circuit": "open",
                     "pid": 99,
                     "cold_start_s": {"launch": 0.21, "load": 1.14, "warm": None},
                 }

@@ -12,6 +12,7 @@ retry_floor_per_s = 1000
 
 [health]
 failures_to_eject = 1000000
+rest_s = 0
 """
 
 
@@ -38,7 +39,8 @@ def pair_rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def pair(pair_rig: Rig) -> Iterator[Rig]:
-    """Two engines that pose as vLLM, behind a provider that retries as often as it likes and ejects nobody; else like `solo`."""
+    """Two engines that pose as vLLM, behind a provider that retries as often as it likes, ejects nobody and
+    lets nobody rest; else like `solo`."""
     pair_rig.set_faults("")
     yield pair_rig
     pair_rig.wait_until_idle()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.gateway.rig import Rig, assert_delivered, error_of, header, request_id, rig, words
+from tests.gateway.rig import Rig, assert_delivered, error_of, request_id, rig, words
 from tests.support.provider import wait_until
 
 TEXT = words(20)
@@ -81,26 +81,6 @@ def test_a_bad_request_is_not_tried_elsewhere(pair: Rig) -> None:
     answers = [pair.ask() for _ in range(20)]
     assert {answer.status for answer in answers} == {200, 400}
     assert {len(pair.executions(answer)) for answer in answers} == {1}
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_busy_replica_is_passed_over_and_stays_in(pair: Rig, stream: bool) -> None:
-    """T26: 429 speaks of load, not of health."""
-    pair.engines[0].set_faults("error:429:7")
-    answers = [pair.ask(stream=stream) for _ in range(12)]
-    assert {answer.status for answer in answers} == {200}
-    outcomes = {execution.outcome for answer in answers for execution in pair.executions(answer)}
-    assert outcomes == {"upstream_busy", "completed"}
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_the_only_replica_s_retry_after_is_passed_on(solo: Rig, stream: bool) -> None:
-    """T26: as 503, because the limit is ours and not the tenant's."""
-    solo.set_faults("error:429:7")
-    answer = solo.ask(stream=stream)
-    assert answer.status == 503
-    assert (header(answer, "retry-after"), header(answer, "x-headrace-reason")) == ("7", "saturated")
-    assert solo.provider.metric("headrace_replica_ejected") == 0
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from headrace.gateway.upstream import RetryRules, Upstream
 from headrace.gateway.usage import RecordSink, UsageCloser
 from headrace.gateway.watch import AttemptLimits
 from headrace.policies.dispatch import Dispatcher
-from headrace.policies.health import HealthRules
+from headrace.policies.health import Circuit, HealthRules
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.pressure import Pressure
 from headrace.stores import tenants
@@ -156,7 +156,12 @@ class DataPlane:
             queued={each.name: dispatch.queue_length(each.name) for each in dispatch.deployments()},
             loads=[
                 LoadReport(
-                    model, load.replica.id, load.slots, load.outstanding, load.health.is_ejected(now_s)
+                    model,
+                    load.replica.id,
+                    load.slots,
+                    load.outstanding,
+                    load.health.circuit(now_s),
+                    max(0.0, load.health.rest_until_s - now_s),
                 )
                 for model, load in dispatch.loads()
             ],
@@ -179,9 +184,11 @@ class DataPlane:
             metrics.queue_length.labels(model).set(length)
         metrics.in_flight.clear()
         metrics.replica_ejected.clear()
+        metrics.replica_circuit.clear()
         for load in report.loads:
             metrics.in_flight.labels(load.model, load.replica).set(load.outstanding)
-            metrics.replica_ejected.labels(load.model, load.replica).set(load.is_ejected)
+            metrics.replica_ejected.labels(load.model, load.replica).set(load.circuit is Circuit.OPEN)
+            metrics.replica_circuit.labels(load.model, load.replica, load.circuit).set(1)
 
     def _load_certificate(self) -> ServedCertificate | None:
         """None without TLS. Raises ConfigError where a file is missing or wrong."""
@@ -232,15 +239,15 @@ def build_gateway(
     chance: Chance,
 ) -> Gateway:
     """The gateway with all that it owns, on whatever loop runs, clock ticks and ledger takes its records."""
-    request, health = config.request, config.health
-    rules = HealthRules(health.failures_to_eject, health.ejection_s, health.ejection_max_s)
-    dispatcher = Dispatcher(queue_length_max=config.admission.queue_length_max, health=rules, chance=chance)
+    request = config.request
+    dispatcher = Dispatcher(
+        queue_length_max=config.admission.queue_length_max, health=_health_rules(config), chance=chance
+    )
     outbox = Outbox()
 
-    def ejected(replica: Replica) -> None:
-        log.event(
-            "replica.ejected", replica=replica.id, generation=replica.generation, reason="failures in a row"
-        )
+    def circuit_changed(replica: Replica, circuit: Circuit) -> None:
+        event = "replica.ejected" if circuit is Circuit.OPEN else "replica.returned"
+        log.event(event, replica=replica.id, generation=replica.generation)
 
     return Gateway(
         auth=auth,
@@ -250,10 +257,15 @@ def build_gateway(
             TenantLimiter(),
             clock=clock,
             queue_wait_max_s=config.admission.queue_wait_max_s,
-            on_ejected=ejected,
+            on_circuit=circuit_changed,
         ),
         upstream=Upstream(
-            rules=RetryRules(request.attempts_max, request.retry_ratio, request.retry_floor_per_s),
+            rules=RetryRules(
+                request.attempts_max,
+                request.retry_ratio,
+                request.retry_floor_per_s,
+                request.retry_backoff_s,
+            ),
             limits=AttemptLimits(
                 request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
             ),
@@ -261,6 +273,7 @@ def build_gateway(
             metrics=metrics,
             log=log,
             clock=clock,
+            chance=chance,
         ),
         usage=UsageCloser(records, metrics, log, clock=clock),
         bodies=BodyReader(clock=clock),
@@ -284,6 +297,20 @@ def build_gateway(
         log=log,
         clock=clock,
         chance=chance,
+    )
+
+
+def _health_rules(config: Config) -> HealthRules:
+    request, health = config.request, config.health
+    return HealthRules(
+        failures_to_eject=health.failures_to_eject,
+        ejection_s=health.ejection_s,
+        ejection_max_s=health.ejection_max_s,
+        slow_start_s=health.slow_start_s,
+        rest_s=health.rest_s,
+        quiet_s=health.quiet_s,
+        silence_limit_s=request.stall_limit_s,
+        silence_max_s=max(request.stall_limit_s, request.first_event_limit_s),
     )
 
 

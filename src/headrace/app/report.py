@@ -3,6 +3,7 @@
 import msgspec
 
 from headrace.core.ids import ReplicaId
+from headrace.policies.health import Circuit
 from headrace.policies.pressure import Level
 
 
@@ -11,13 +12,15 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         slots: Requests that it may run there now; outstanding: that it runs.
+        rest_s: For how long it wants to be left alone.
     """
 
     model: str
     replica: ReplicaId
     slots: int
     outstanding: int
-    is_ejected: bool
+    circuit: Circuit
+    rest_s: float
 
 
 class PlaneReport(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import headrace
 from headrace.app.report import PlaneReport
 from headrace.control.status import ReplicaStatus
 from headrace.core.fleet import Deployment
+from headrace.policies.health import Circuit
 from headrace.policies.pressure import Level
 
 
@@ -64,6 +65,10 @@ def _pressure(planes: Sequence[PlaneReport]) -> dict[str, str]:
     return {"level": hardest.pressure.name.lower(), "reason": hardest.pressure_reason}
 
 
+# Several data planes may judge differently: the worst is shown.
+_SEVERITY = (Circuit.CLOSED, Circuit.SLOW_START, Circuit.HALF_OPEN, Circuit.OPEN)
+
+
 def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport]) -> dict[str, Any]:
     loads = [
         load
@@ -80,7 +85,8 @@ def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport]) -> dict[str, 
         "restarts": status.restarts,
         "slots": sum(load.slots for load in loads),
         "in_flight": sum(load.outstanding for load in loads),
-        "ejected": any(load.is_ejected for load in loads),
+        "circuit": max((load.circuit for load in loads), key=_SEVERITY.index, default=Circuit.CLOSED).value,
+        "rest_s": max((load.rest_s for load in loads), default=0.0),
         "pid": status.pid,
         "cold_start_s": cold and {"launch": cold.launch_s, "load": cold.load_s, "warm": cold.warm_s},
         "gauges": dict(status.gauges),

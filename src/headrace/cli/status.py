@@ -131,8 +131,15 @@ def _deployment_row(deployment: dict[str, Any]) -> tuple[object, ...]:
     return _shown(deployment.get("model")), tasks, _shown(revision), ready
 
 
+_CIRCUITS = {"open": "ejected", "half_open": "on trial", "slow_start": "starting slowly"}
+
+
 def _replica_row(deployment: dict[str, Any], replica: dict[str, Any]) -> tuple[object, ...]:
-    state = _shown(replica.get("state")) + (" (ejected)" if replica.get("ejected") else "")
+    state = _shown(replica.get("state"))
+    if (circuit := replica.get("circuit", "closed")) != "closed":
+        state += f" ({_shown(_CIRCUITS.get(circuit, circuit))})"
+    if rest_s := replica.get("rest_s"):
+        state += f" (rests {rest_s:.0f} s)"
     stages = replica.get("cold_start_s") or {}
     cold_start = " + ".join(
         f"{_shown(name)} {seconds:.1f}" for name, seconds in stages.items() if seconds is not None

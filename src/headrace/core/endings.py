@@ -181,6 +181,9 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
         errors.Saturated,
         "too many large bodies wait to be read, or the process that reads them ended",
     ),
+    _refused(
+        Reason.RESTING, errors.Saturated, "every replica of the model has asked, by Retry-After, for a rest"
+    ),
     _refused(Reason.LEDGER_BEHIND, errors.Saturated, "usage can't be recorded at the moment"),
     _refused(Reason.PRESSED, errors.Saturated, "the process is short of memory, descriptors or time"),
     _refused(Reason.DRAINING, errors.NoReadyReplica, "it arrived after the service was asked to stop"),

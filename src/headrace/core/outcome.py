@@ -83,6 +83,7 @@ class Reason(StrEnum):
     QUEUE_TIME_OVER = "queue_time_over"  # it did wait as long as anybody may
     NO_READY_REPLICA = "no_ready_replica"
     BODY_UNREAD = "body_unread"  # too many large bodies wait to be read, or their reader ended
+    RESTING = "replicas_resting"  # every replica asked, by Retry-After, to be left alone
     LEDGER_BEHIND = "ledger_behind"  # usage can't be recorded at the moment
     PRESSED = "pressed"  # the process is short of memory, descriptors or time
     DRAINING = "draining"  # it came after the service was asked to stop

@@ -10,6 +10,7 @@ from headrace.gateway.call import Call
 from headrace.gateway.reception import Reception
 from headrace.gateway.usage import AttemptEnd
 from headrace.gateway.walk import Signal
+from headrace.policies.health import ReplicaHealth
 
 
 class Attempt:
@@ -17,20 +18,30 @@ class Attempt:
 
     Attributes:
         reception: Of the last send: a stale connection makes us send again, with a new one.
+        health: The replica's, which hears through the watch that the replica says something.
         started_s: Monotonic; connecting is part of it.
+        was_sent: Any of the request may have reached the replica.
     """
 
-    __slots__ = ("_was_sent", "call", "reception", "replica", "request", "started_s")
+    __slots__ = ("call", "health", "reception", "replica", "request", "started_s", "was_sent")
 
     def __init__(
-        self, request: InferenceRequest, replica: Replica, call: Call, reception: Reception, *, now_s: float
+        self,
+        request: InferenceRequest,
+        replica: Replica,
+        health: ReplicaHealth,
+        call: Call,
+        reception: Reception,
+        *,
+        now_s: float,
     ) -> None:
         self.request = request
         self.replica = replica
+        self.health = health
         self.call = call
         self.reception = reception
         self.started_s = now_s
-        self._was_sent = False
+        self.was_sent = False
 
     def send(self, payload: bytes, connection: UpstreamConnection) -> Signal:
         """Await what is returned for the end: then `reception.outcome` holds, unless it is stale."""
@@ -39,7 +50,7 @@ class Attempt:
         call.tell(self)
         if call.is_paused:
             connection.pause()
-        self._was_sent = True
+        self.was_sent = True
         connection.send(payload, reception)
         return reception.over
 
@@ -65,7 +76,7 @@ class Attempt:
 
     def _usage(self) -> TokenUsage:
         """Nothing that was never sent was used, nor what the replica refused."""
-        if not self._was_sent or self.reception.outcome in (AttemptOutcome.REJECTED, AttemptOutcome.BUSY):
+        if not self.was_sent or self.reception.outcome in (AttemptOutcome.REJECTED, AttemptOutcome.BUSY):
             return TokenUsage(source=UsageSource.NONE)
         return self.reception.usage()
 

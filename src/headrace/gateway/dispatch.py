@@ -7,10 +7,12 @@ from types import TracebackType
 from headrace.core.clock import Clock
 from headrace.core.errors import DeadlineExceeded, HeadraceError, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
+from headrace.core.ids import ReplicaId
 from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.policies.dispatch import Action, Dispatcher, Expire, ReplicaLoad, Start, Ticket
+from headrace.policies.health import Circuit, ReplicaHealth
 from headrace.policies.limits import LimitView, TenantLimiter
 
 
@@ -24,13 +26,13 @@ class Dispatch:
         *,
         clock: Clock,
         queue_wait_max_s: float,
-        on_ejected: Callable[[Replica], None],
+        on_circuit: Callable[[Replica, Circuit], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._limiter = limiter
         self._clock = clock
         self._queue_wait_max_s = queue_wait_max_s
-        self._on_ejected = on_ejected
+        self._on_circuit = on_circuit
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
 
     def slot(self, request: InferenceRequest) -> "Slot":
@@ -41,8 +43,14 @@ class Dispatch:
         self._perform(self._dispatcher.publish(snapshot, now_s=self._clock.now_s()))
 
     def wake(self) -> None:
-        """Called a few times a second; see Dispatcher.wake."""
+        """Called a few times a second; see Dispatcher.look and Dispatcher.wake."""
+        for replica in self._dispatcher.look(now_s=self._clock.now_s()):
+            self._on_circuit(replica, Circuit.OPEN)
         self._perform(self._dispatcher.wake(now_s=self._clock.now_s()))
+
+    def found(self, replica: ReplicaId) -> None:
+        """A probe has found a replica after it had not answered one."""
+        self._dispatcher.found(replica, now_s=self._clock.now_s())
 
     def deployment(self, model: str) -> Deployment:
         return self._dispatcher.deployment(model)
@@ -75,17 +83,24 @@ class Dispatch:
             self._limiter.release(request.principal.tenant)
             raise
 
+    def has_alternative(self, ticket: Ticket) -> bool:
+        return self._dispatcher.has_alternative(ticket, now_s=self._clock.now_s())
+
     async def move(self, ticket: Ticket) -> None:
         """Another replica for a ticket whose attempt failed; waits if it must. Raises OverloadError or DeadlineExceeded."""
         if not self._dispatcher.retry(ticket, now_s=self._clock.now_s()):
             await self.wait(ticket)
 
-    def give_back(self, ticket: Ticket, outcome: AttemptOutcome) -> None:
+    def give_back(
+        self, ticket: Ticket, outcome: AttemptOutcome, *, retry_after_s: float | None = None
+    ) -> None:
         """The attempt has ended; its slot is free for whoever waits."""
         load = ticket.load
-        ejected, actions = self._dispatcher.give_back(ticket, outcome, now_s=self._clock.now_s())
-        if ejected and load is not None:
-            self._on_ejected(load.replica)
+        circuit, actions = self._dispatcher.give_back(
+            ticket, outcome, now_s=self._clock.now_s(), retry_after_s=retry_after_s
+        )
+        if circuit is not None and load is not None:
+            self._on_circuit(load.replica, circuit)
         if actions:
             self._perform(actions)
 
@@ -190,9 +205,20 @@ class Slot:
         assert load is not None, "the slot was given back"
         return load.replica
 
-    def give_back(self, outcome: AttemptOutcome) -> None:
+    @property
+    def health(self) -> ReplicaHealth:
+        load = self.ticket.load
+        assert load is not None, "the slot was given back"
+        return load.health
+
+    def give_back(self, outcome: AttemptOutcome, *, retry_after_s: float | None = None) -> None:
         """The attempt on this replica has ended; `move` may follow."""
-        self._dispatch.give_back(self.ticket, outcome)
+        self._dispatch.give_back(self.ticket, outcome, retry_after_s=retry_after_s)
+
+    @property
+    def has_alternative(self) -> bool:
+        """Whether `move` has somewhere to go, now or after a wait."""
+        return self._dispatch.has_alternative(self.ticket)
 
     async def move(self) -> None:
         """Takes a slot on another replica."""

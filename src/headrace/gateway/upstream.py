@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from headrace.core import endings
+from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.endings import Ending
 from headrace.core.errors import DeadlineExceeded, HeadraceError
@@ -19,12 +20,16 @@ from headrace.gateway.call import Call
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Slot
 from headrace.gateway.usage import Account
+from headrace.gateway.walk import Signal
 from headrace.gateway.watch import AttemptLimits, Watch
+from headrace.policies import retry
 from headrace.policies.dispatch import ReplicaKey
 from headrace.policies.retry import RetryBudget
+from headrace.telemetry.families import Distribution, Value
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
+BACKOFF_MAX_S = 1.0
 ROUNDING_S = 0.005  # the event loop's timers may run that much early
 
 
@@ -35,10 +40,22 @@ class RetryRules:
     attempts_max: int
     ratio: float
     floor_per_s: float
+    backoff_s: float
+
+
+class _Lane:
+    """What the requests for one model share: their budget for retries, and the series that they count in."""
+
+    __slots__ = ("budget", "itl", "retries")
+
+    def __init__(self, budget: RetryBudget, *, itl: Distribution, retries: Value) -> None:
+        self.budget = budget
+        self.itl = itl
+        self.retries = retries
 
 
 class Upstream:
-    """Runs attempts. Owner of the connection pools, one per replica and generation."""
+    """Runs attempts. Owner of the connection pools, one per replica and generation, and of the lanes, one per model."""
 
     def __init__(
         self,
@@ -49,15 +66,17 @@ class Upstream:
         metrics: Metrics,
         log: Log,
         clock: Clock,
+        chance: Chance,
     ) -> None:
-        self._attempts_max = rules.attempts_max
-        self._budget = RetryBudget(ratio=rules.ratio, floor_per_s=rules.floor_per_s, now_s=clock.now_s())
+        self._rules = rules
         self._watch = Watch(limits, clock=clock)
         self._outbox = outbox
         self._metrics = metrics
         self._log = log
         self._clock = clock
+        self._chance = chance
         self._clients: dict[ReplicaKey, ReplicaClient] = {}
+        self._lanes: dict[str, _Lane] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     def open(self, tasks: asyncio.TaskGroup) -> None:
@@ -69,10 +88,12 @@ class Upstream:
         self._watch.tick(now_s)
 
     def publish(self, snapshot: FleetSnapshot) -> None:
-        """Closes the pools of replicas that are gone."""
+        """Closes the pools of replicas that are gone, and forgets the models that are."""
         live = {(r.id, r.generation) for d in snapshot.deployments.values() for r in d.replicas}
         for key in [key for key in self._clients if key not in live]:
             self._clients.pop(key).close()
+        for model in self._lanes.keys() - snapshot.deployments.keys():
+            del self._lanes[model]
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -86,20 +107,15 @@ class Upstream:
         Raises nothing but CancelledError, when the caller leaves; the attempt in progress is dropped then, which stops
         the engine.
         """
-        self._budget.request()
+        lane = self._lanes.get(request.model) or self._open_lane(request.model)
+        lane.budget.request()
         delivery.has_begun = True
-        itl = self._metrics.itl_seconds.labels(request.model)
         while True:
-            replica = slot.replica
-            is_streamed = wire.is_streamed(request, replica)
-            now_s = self._clock.now_s()
-            receive = reception.kind_of(request, is_streamed=is_streamed)
-            received = receive(request, replica, delivery, sent_s=now_s, itl=itl, clock=self._clock)
-            attempt = Attempt(request, replica, call, received, now_s=now_s)
+            attempt = self._attempt(request, slot, delivery, call, lane)
             body = wire.encode(
                 request,
-                replica,
-                is_streamed=is_streamed,
+                attempt.replica,
+                is_streamed=attempt.reception.is_streamed,
                 upstream_model=account.deployment.upstream_model,
                 grant=slot.ticket.grant,
             )
@@ -110,10 +126,9 @@ class Upstream:
                 self._watch.end(attempt)
                 end = attempt.close(self._clock)
                 account.attempts.append(end)
-                slot.give_back(end.outcome)
+                slot.give_back(end.outcome, retry_after_s=attempt.reception.retry_after_s)
             if end.outcome is AttemptOutcome.COMPLETED:
                 return
-            ending = endings.find(end.outcome, delivery.stage)
             self._log.event(
                 "attempt.failed",
                 request_id=request.id,
@@ -125,16 +140,54 @@ class Upstream:
                 upstream_status=end.upstream_status,
                 elapsed_s=end.ended_s - end.started_s,
             )
-            if not self._may_retry(ending, attempts=len(account.attempts)):
-                delivery.fail(failure(attempt.reception, ending))
+            ending = endings.find(end.outcome, delivery.stage)
+            error = await self._move(attempt, ending, slot, lane, tried=len(account.attempts))
+            if error is not None:
+                delivery.fail(error)
                 return
-            try:
-                await slot.move()
-            except HeadraceError as no_alternative:
-                too_late = isinstance(no_alternative, DeadlineExceeded)
-                delivery.fail(no_alternative if too_late else failure(attempt.reception, ending))
-                return
-            self._metrics.retries.labels(request.model).add()
+            lane.retries.add()
+
+    def _attempt(
+        self, request: InferenceRequest, slot: Slot, delivery: Delivery, call: Call, lane: _Lane
+    ) -> Attempt:
+        replica, now_s = slot.replica, self._clock.now_s()
+        receive = reception.kind_of(request, is_streamed=wire.is_streamed(request, replica))
+        received = receive(request, replica, delivery, sent_s=now_s, itl=lane.itl, clock=self._clock)
+        return Attempt(request, replica, slot.health, call, received, now_s=now_s)
+
+    async def _move(
+        self, attempt: Attempt, ending: Ending, slot: Slot, lane: _Lane, *, tried: int
+    ) -> HeadraceError | None:
+        """Gets a slot on another replica, after a pause. Returns the error that ends the request if there is none to get.
+
+        A retry is taken out of the budget only when there is somewhere to go, and put back if that was gone after the pause.
+        """
+        error = failure(attempt.reception, ending)
+        request, now_s = attempt.request, self._clock.now_s()
+        pause_s = retry.pause_s(
+            tried, first_s=self._rules.backoff_s, max_s=BACKOFF_MAX_S, chance=self._chance
+        )
+        if not (
+            ending.may_retry
+            and tried < self._rules.attempts_max
+            and now_s + pause_s < request.deadline_s
+            and retry.may_repeat(
+                attempt.reception.outcome,
+                endpoint=request.endpoint,
+                was_sent=attempt.was_sent,
+                has_key=False,
+            )
+            and slot.has_alternative
+            and lane.budget.take(now_s=now_s)
+        ):
+            return error
+        await _pause(pause_s)
+        try:
+            await slot.move()
+        except HeadraceError as no_alternative:
+            lane.budget.put_back()
+            return no_alternative if isinstance(no_alternative, DeadlineExceeded) else error
+        return None
 
     async def _send(self, attempt: Attempt, body: tuple[bytes, bytes]) -> None:
         """One attempt on one replica. A kept-alive connection that turns out dead before its first byte of answer proves
@@ -169,12 +222,23 @@ class Upstream:
             )
         return client
 
-    def _may_retry(self, ending: Ending, *, attempts: int) -> bool:
-        return (
-            ending.may_retry
-            and attempts < self._attempts_max
-            and self._budget.take(now_s=self._clock.now_s())
+    def _open_lane(self, model: str) -> _Lane:
+        rules, metrics = self._rules, self._metrics
+        budget = RetryBudget(ratio=rules.ratio, floor_per_s=rules.floor_per_s, now_s=self._clock.now_s())
+        lane = self._lanes[model] = _Lane(
+            budget, itl=metrics.itl_seconds.labels(model), retries=metrics.retries.labels(model)
         )
+        return lane
+
+
+async def _pause(pause_s: float) -> None:
+    """A sleep inside a walk, where asyncio's does not work; ends early if the walk is cancelled."""
+    over = Signal()
+    timer = asyncio.get_running_loop().call_later(pause_s, over.set)
+    try:
+        await over
+    finally:
+        timer.cancel()
 
 
 def failure(received: reception.Reception, ending: Ending) -> HeadraceError:

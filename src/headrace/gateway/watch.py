@@ -55,6 +55,10 @@ class Watch:
 
     def tick(self, now_s: float) -> None:
         for attempt in list(self._timers):
+            received = attempt.reception
+            if received.first_event_s is not None:
+                # Nothing is read for a caller who takes nothing, so nothing is known of the replica then.
+                attempt.health.heard(heard_s=now_s if attempt.call.is_paused else received.heard_s)
             self._look(attempt, now_s)
 
     def _look(self, attempt: Attempt, now_s: float) -> None:

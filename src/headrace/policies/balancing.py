@@ -4,26 +4,54 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 from headrace.core.chance import Chance
+from headrace.policies.health import Circuit, ReplicaHealth
 
 
 class Candidate(Protocol):
-    """What balancing must know of a replica: requests running on it, how many it may run, and whether it is out."""
+    """What balancing must know of a replica: requests running on it, how many it may run, and its health."""
 
     @property
     def outstanding(self) -> int: ...
     @property
     def slots(self) -> int: ...
     @property
-    def is_ejected(self) -> bool: ...
+    def health(self) -> ReplicaHealth: ...
 
 
 T = TypeVar("T", bound=Candidate)
 
 
-def eligible(candidates: list[T]) -> list[T]:
-    """The replicas that may be used at all: all but the ejected, or all if every one is ejected (never eject the last)."""
-    healthy = [candidate for candidate in candidates if not candidate.is_ejected]
-    return healthy or candidates
+def choose(candidates: list[T], *, now_s: float, chance: Chance) -> T | None:
+    """The replica for a request, or None if none that may be used has a free slot."""
+    for candidate in candidates:
+        if not candidate.health.is_settled:
+            return _choose_warily(candidates, now_s, chance)
+    return pick(candidates, chance=chance)
+
+
+def eligible(candidates: list[T], *, now_s: float) -> list[T]:
+    """The filter: who may be used at all, whether or not a slot is free.
+
+    Who asked for a rest has it, even if nobody else is left. The ejected are out, and one that may be well again gets one
+    request to show it; but the last is never ejected: where no other is left, those are used, the hopeful first.
+    """
+    awake = [each for each in candidates if each.health.rest_until_s <= now_s]
+    sound: list[T] = []
+    hopeful: list[T] = []
+    for each in awake:
+        circuit = each.health.circuit(now_s)
+        if circuit is Circuit.HALF_OPEN:
+            hopeful.append(each)
+        elif circuit is not Circuit.OPEN:
+            sound.append(each)
+    if sound:
+        return sound + [each for each in hopeful if not each.outstanding]
+    return hopeful or awake
+
+
+def rest_s(candidates: Iterable[Candidate], *, now_s: float) -> float:
+    """How long all of them rest; 0.0 if one doesn't."""
+    return max(0.0, min((each.health.rest_until_s for each in candidates), default=0.0) - now_s)
 
 
 def pick(candidates: Iterable[T], *, chance: Chance) -> T | None:
@@ -43,3 +71,27 @@ def pick(candidates: Iterable[T], *, chance: Chance) -> T | None:
             if chance.randrange(ties) == 0:
                 best = candidate
     return best
+
+
+def _choose_warily(candidates: list[T], now_s: float, chance: Chance) -> T | None:
+    """A quiet one may be at a long prompt or may hang: it is used where no other has a free slot."""
+    usable = eligible(candidates, now_s=now_s)
+    lively = [each for each in usable if not each.health.is_quiet]
+    chosen = _pick_weighted(lively, now_s, chance)
+    return (
+        chosen if chosen is not None or len(lively) == len(usable) else _pick_weighted(usable, now_s, chance)
+    )
+
+
+def _pick_weighted(candidates: list[T], now_s: float, chance: Chance) -> T | None:
+    """As `pick`, by the load that each would have with this request, as if one that starts slowly had fewer slots."""
+    scores = [
+        ((each.outstanding + 1) / (each.slots * each.health.weight(now_s)), each)
+        for each in candidates
+        if each.outstanding < each.slots
+    ]
+    if not scores:
+        return None
+    least = min(score for score, _ in scores)
+    best = [each for score, each in scores if score == least]
+    return best[chance.randrange(len(best))]

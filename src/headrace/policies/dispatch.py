@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.core.chance import Chance
-from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica
+from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId
-from headrace.core.outcome import AttemptOutcome
+from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.policies import admission, balancing
-from headrace.policies.health import HealthRules, ReplicaHealth
+from headrace.policies.health import Circuit, HealthRules, ReplicaHealth
 from headrace.policies.partition import SlotGrant, SlotTable
 
 ReplicaKey = tuple[ReplicaId, int]
@@ -64,16 +64,10 @@ class Ticket:
 
 
 class ReplicaLoad:
-    """What runs on one replica. `outstanding` is raised and lowered only by the Dispatcher, never by probes.
-
-    Until `doubted_until_s` nothing is started on it: an engine of ours lost a connection, and control is about to say
-    whether its process has ended.
-    """
+    """What runs on one replica. `outstanding` is raised and lowered only by the Dispatcher, never by probes."""
 
     __slots__ = (
-        "doubted_until_s",
         "health",
-        "is_ejected",
         "key",
         "outstanding",
         "replica",
@@ -86,20 +80,19 @@ class ReplicaLoad:
         self.key: ReplicaKey = (replica.id, replica.generation)
         self.slots = replica.slots
         self.outstanding = 0
-        self.is_ejected = False
-        self.doubted_until_s = 0.0
         self.health = ReplicaHealth(rules)
         self.slot_table = SlotTable(replica.slots) if replica.traits.partitions_slots else None
 
 
 class _DeploymentState:
-    """One deployment's replicas, queue and measured service time."""
+    """One deployment's replicas, since when it has had any, its queue and measured service time."""
 
-    __slots__ = ("deployment", "drain", "loads", "queue")
+    __slots__ = ("deployment", "drain", "loads", "queue", "served_since_s")
 
     def __init__(self, deployment: Deployment, *, queue_length_max: int) -> None:
         self.deployment = deployment
         self.loads: list[ReplicaLoad] = []
+        self.served_since_s: float | None = None
         self.queue: admission.AdmissionQueue[Ticket] = admission.AdmissionQueue(length_max=queue_length_max)
         self.drain = admission.DrainRate()
 
@@ -150,8 +143,16 @@ class Dispatcher:
                 self._states[name] = _DeploymentState(deployment, queue_length_max=self._queue_length_max)
             state = self._states[name]
             known = {load.key: load for load in state.loads}
+            if state.served_since_s is None and deployment.replicas:
+                state.served_since_s = now_s
+            # Those that are found as the service starts are all equally new.
+            since_s = state.served_since_s if known else None
+            is_late = since_s is not None and now_s - since_s > self._health.slow_start_s
             state.deployment = deployment
-            state.loads = [self._load_of(name, replica, known) for replica in deployment.replicas]
+            state.loads = [
+                self._load_of(name, replica, known, slowly_from_s=now_s if is_late else None)
+                for replica in deployment.replicas
+            ]
             self._retire(name, known.values())
             actions.extend(self._start_waiting(state, now_s))
         return actions
@@ -175,6 +176,8 @@ class Dispatcher:
                 "no replica of this model is ready", retry_after_s=state.deployment.retry_after_s
             )
         chosen = self._choose(state, ticket, now_s)
+        if chosen is None:
+            _refuse_rest(state.loads, now_s)
         # Those who wait for a replica that has not failed them leave others free, so a queue alone stops nobody.
         if chosen is not None and not (len(state.queue) and self._is_anyone_due(state, now_s)):
             self._start(ticket, chosen, now_s)
@@ -191,9 +194,7 @@ class Dispatcher:
         """
         state = self._states.get(ticket.model)
         _refuse_late(ticket, now_s)
-        if state is None or (
-            not ticket.awaits_restart and all(load.key in ticket.tried for load in state.loads)
-        ):
+        if state is None or not self.has_alternative(ticket, now_s=now_s):
             raise NoReadyReplica(
                 "no other replica of this model is ready", retry_after_s=admission.RETRY_AFTER_MIN_S
             )
@@ -202,12 +203,29 @@ class Dispatcher:
         self._wait(state, ticket, now_s)
         return False
 
+    def has_alternative(self, ticket: Ticket, *, now_s: float) -> bool:
+        """Whether a replica is left that has not failed this ticket and didn't ask to be left alone, or whether it awaits
+        the restart of one."""
+        state = self._states.get(ticket.model)
+        return state is not None and (
+            ticket.awaits_restart
+            or any(load.key not in ticket.tried and load.health.rest_until_s <= now_s for load in state.loads)
+        )
+
     def give_back(
-        self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float
-    ) -> tuple[bool, list[Action]]:
+        self,
+        ticket: Ticket,
+        outcome: AttemptOutcome,
+        *,
+        now_s: float,
+        retry_after_s: float | None = None,
+    ) -> tuple[Circuit | None, list[Action]]:
         """The attempt has ended: frees its slot, judges the replica, starts who waits.
 
-        Returns whether the replica was ejected by this, and the actions. The ticket may `retry` after it.
+        Args:
+            retry_after_s: What a busy replica asked for.
+        Returns OPEN if the replica was ejected by this, SLOW_START if it came back, and the actions. The ticket may
+        `retry` after it.
         """
         load = ticket.load
         assert load is not None, "only a running ticket has a slot to give back"
@@ -218,23 +236,22 @@ class Dispatcher:
         if ticket.grant is not None and load.slot_table is not None:
             load.slot_table.give_back(ticket.grant)
             ticket.grant = None
-        ejected = False
+        health = load.health
+        circuit = health.ended(outcome, started_s=ticket.started_s, is_idle=not load.outstanding, now_s=now_s)
         state = self._states.get(ticket.model)
         if outcome is AttemptOutcome.COMPLETED:
-            load.health.succeeded()
-            load.is_ejected = False
             if state is not None:
                 state.drain.observe(now_s - ticket.started_s)
         elif outcome.is_replica_fault:
             if load.replica.traits.is_ours and outcome in _CONNECTION_LOST:
-                load.doubted_until_s = now_s + DOUBT_S
+                health.rest(until_s=now_s + DOUBT_S)
                 ticket.awaits_restart = True
             else:
                 ticket.tried = (*ticket.tried, load.key)
-            ejected = load.health.failed(now_s=now_s)
         elif outcome is AttemptOutcome.BUSY:
             ticket.tried = (*ticket.tried, load.key)
-        return ejected, (self._start_waiting(state, now_s) if state is not None and len(state.queue) else [])
+            health.rest(until_s=now_s + (self._health.rest_s if retry_after_s is None else retry_after_s))
+        return circuit, (self._start_waiting(state, now_s) if state is not None and len(state.queue) else [])
 
     def leave(self, ticket: Ticket, *, now_s: float) -> None:
         """A waiting ticket gives up: its caller left, or its time in the queue is over."""
@@ -249,6 +266,21 @@ class Dispatcher:
             if len(state.queue):
                 actions.extend(self._start_waiting(state, now_s))
         return actions
+
+    def look(self, *, now_s: float) -> list[Replica]:
+        """Called on a timer: judges the silence of every replica. Returns those that it ejected."""
+        return [
+            load.replica
+            for state in self._states.values()
+            for load in state.loads
+            if load.health.look(has_work=load.outstanding > 0, now_s=now_s) is Circuit.OPEN
+        ]
+
+    def found(self, replica: ReplicaId, *, now_s: float) -> None:
+        """A probe has found it after it had not answered one."""
+        for _, load in self.loads():
+            if load.replica.id == replica:
+                load.health.found(now_s=now_s)
 
     def queue_length(self, model: str) -> int:
         state = self._states.get(model)
@@ -271,12 +303,22 @@ class Dispatcher:
             return 0.0
         return state.drain.wait_s(ahead=len(state.queue), slots=sum(load.slots for load in state.loads))
 
-    def _load_of(self, model: str, replica: Replica, known: dict[ReplicaKey, ReplicaLoad]) -> ReplicaLoad:
-        """Takes the replica's load out of the known or the retired ones, or makes it."""
+    def _load_of(
+        self,
+        model: str,
+        replica: Replica,
+        known: dict[ReplicaKey, ReplicaLoad],
+        *,
+        slowly_from_s: float | None,
+    ) -> ReplicaLoad:
+        """Takes the replica's load out of the known or the retired ones, or makes it: it starts slowly among others."""
         key = (replica.id, replica.generation)
         load = known.pop(key, None) or self._retired.pop((model, key), None)
         if load is None:
-            return ReplicaLoad(replica, self._health)
+            load = ReplicaLoad(replica, self._health)
+            if slowly_from_s is not None:
+                load.health.start_slowly(now_s=slowly_from_s)
+            return load
         load.replica, load.slots = replica, replica.slots
         if load.slot_table is not None:
             load.slot_table.resize(replica.slots)
@@ -308,14 +350,7 @@ class Dispatcher:
         loads = state.loads
         if ticket.tried:
             loads = [load for load in loads if load.key not in ticket.tried]
-        any_ejected = any_doubted = False
-        for load in loads:
-            load.is_ejected = load.health.ejected_until_s > now_s
-            any_ejected = any_ejected or load.is_ejected
-            any_doubted = any_doubted or load.doubted_until_s > now_s
-        if any_doubted:
-            loads = [load for load in loads if load.doubted_until_s <= now_s]
-        return balancing.pick(balancing.eligible(loads) if any_ejected else loads, chance=self._chance)
+        return balancing.choose(loads, now_s=now_s, chance=self._chance)
 
     def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> bool:
         chosen = self._choose(state, ticket, now_s)
@@ -326,6 +361,7 @@ class Dispatcher:
 
     def _start(self, ticket: Ticket, chosen: ReplicaLoad, now_s: float) -> None:
         chosen.outstanding += 1
+        chosen.health.asked(now_s=now_s)
         ticket.load = chosen
         ticket.started_s = now_s
         if chosen.slot_table is not None:
@@ -350,6 +386,17 @@ class Dispatcher:
                 break
             ticket.waited_s += now_s - ticket.enqueued_s
         return actions
+
+
+def _refuse_rest(loads: list[ReplicaLoad], now_s: float) -> None:
+    """Who can't be served before a replica has rested is told when that is, unless it is about to be."""
+    rest_s = balancing.rest_s(loads, now_s=now_s)
+    if rest_s > admission.RETRY_AFTER_MIN_S:
+        raise Saturated(
+            "every replica of this model has asked to be left alone for a while",
+            retry_after_s=rest_s,
+            reason=Reason.RESTING,
+        )
 
 
 def _refuse_late(ticket: Ticket, now_s: float) -> None:

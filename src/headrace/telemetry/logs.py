@@ -84,11 +84,11 @@ EVENTS: dict[str, Event] = {
     ),
     "replica.ejected": Event(
         Level.WARNING,
-        "A replica's requests failed in a row; it gets none for a while.",
-        (*_REPLICA, "reason", "failures", "ejection_s"),
+        "A replica's requests failed in a row, or it was silent too long; it gets none for a while.",
+        _REPLICA,
     ),
     "replica.returned": Event(
-        Level.INFO, "An ejected replica takes requests again.", (*_REPLICA, "ejected_s")
+        Level.INFO, "An ejected replica answered again; its share of requests grows.", _REPLICA
     ),
     "request.refused": Event(
         Level.INFO,

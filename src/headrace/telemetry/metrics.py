@@ -147,6 +147,12 @@ class Metrics:
         labels=("model", "replica"),
         series_max=256,
     )
+    replica_circuit: Gauge = _gauge(
+        "headrace_replica_circuit",
+        "1 for what the replica gets: closed (its share), open (nothing), half_open (one request), slow_start.",
+        labels=("model", "replica", "circuit"),
+        series_max=256,
+    )
     replica_restarts: Counter = _counter(
         "headrace_replica_restarts_total",
         "Restarts of the replica.",
