@@ -162,11 +162,13 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         url: Base URL, with or without `/v1`.
         slots: Requests that it may get at once.
         api_key: Reference to its key, `env:NAME` or `file:PATH`; never the key itself.
+        ca_file: PEM file of the authorities that may sign its certificate; "" for those of the system.
     """
 
     url: str
     slots: int = 64
     api_key: str = ""
+    ca_file: str = ""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

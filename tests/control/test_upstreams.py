@@ -265,7 +265,7 @@ def test_the_dialect_is_read_from_the_list_of_models(
 @pytest.mark.parametrize(
     "url",
     [
-        "https://api.example.com/v1",
+        "https://",
         "127.0.0.1:8000",
         "http://",
         "http://host:port",

@@ -59,6 +59,7 @@ class ControlPlane:
                     f"Bearer {resolve_secret(upstream.api_key, key=f'upstreams[{index}].api_key')}"
                     if upstream.api_key
                     else "",
+                    upstream.ca_file,
                 )
                 for index, upstream in enumerate(config.upstreams)
             ],

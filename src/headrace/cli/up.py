@@ -56,6 +56,12 @@ def add(commands: Any) -> None:
         help=f"requests that each --upstream may get at once (default {UPSTREAM_SLOTS})",
     )
     parser.add_argument(
+        "--upstream-ca",
+        metavar="FILE",
+        help="PEM file of the authorities that may sign the certificates of --upstream https://... "
+        "(default: those of the system)",
+    )
+    parser.add_argument(
         "--log",
         metavar="FILE",
         help="where JSON log lines go; - is standard error (default DATA/logs/headrace.log)",
@@ -136,7 +142,11 @@ def _settings(arguments: argparse.Namespace) -> config.Config:
         raise ConfigError("--upstream-slots must be at least 1")
     settings = msgspec.structs.replace(settings, server=server)
     if urls:
-        upstreams = tuple(config.UpstreamConfig(url=url, slots=slots) for url in urls)
+        ca_file = _option(arguments.upstream_ca, "upstream-ca") or ""
+        upstreams = tuple(
+            config.UpstreamConfig(url=url, slots=slots, ca_file=ca_file if url.startswith("https:") else "")
+            for url in urls
+        )
         settings = msgspec.structs.replace(settings, upstreams=upstreams)
     if settings.upstreams:
         engine = msgspec.structs.replace(settings.engine, chat_model="", embedding_model="")

@@ -1,5 +1,6 @@
 """Does it answer, what does it offer, how is it doing? The questions that control asks a server over HTTP."""
 
+import ssl
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -18,12 +19,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is and what to show it; see core.fleet.Replica for the fields."""
+    """Where a server is and what to show it; see core.fleet.Replica for the fields. `tls` is None for plain HTTP."""
 
     host: str
     port: int
     path_prefix: str = ""
     authorization: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ async def _ask(address: Address, method: str, path: str, *, body: bytes = b"", t
         body=body,
         timeout_s=timeout_s,
         body_bytes_max=ANSWER_BYTES_MAX,
+        tls=address.tls,
     )
     if response.status != 200:
         quoted = response.body[:QUOTED_BYTES_MAX].decode("utf-8", errors="replace")

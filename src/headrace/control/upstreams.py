@@ -12,6 +12,7 @@ from headrace.core.errors import ConfigError, UpstreamError
 from headrace.core.fleet import Deployment, Replica, ReplicaState, Task
 from headrace.core.ids import ReplicaId
 from headrace.core.outcome import AttemptOutcome
+from headrace.engines import tls
 from headrace.engines.openai_compatible import dialect_of
 
 _PATH = re.compile(r"[!-~]*")
@@ -23,38 +24,47 @@ class Upstream:
     """A server that already runs.
 
     Attributes:
-        url: `http://HOST[:PORT][/PREFIX]`, with or without `/v1` at its end.
+        url: `http://` or `https://HOST[:PORT][/PREFIX]`, with or without `/v1` at its end.
         slots: Requests that it may get at once.
         authorization: Value of the Authorization header to send, or "".
+        ca_file: PEM file of the authorities that may sign its certificate; "" for those of the system.
     """
 
     url: str
     slots: int
     authorization: str = field(default="", repr=False)
+    ca_file: str = ""
 
     def address(self) -> probes.Address:
-        """Where it is. Raises ConfigError for a URL that the data path can't serve."""
-        accepted = "accepted: http://HOST[:PORT][/PREFIX][/v1]"
+        """Where it is. Raises ConfigError for a URL that the data path can't serve, or authorities that can't be read."""
+        accepted = "accepted: http[s]://HOST[:PORT][/PREFIX][/v1]"
         try:
             parts = urlsplit(self.url)
             port = parts.port
             host = (parts.hostname or "").encode("idna").decode("ascii")
         except ValueError as error:  # also what is no host name
             raise ConfigError(f"upstream {self.url!r}: {error}; {accepted}") from error
-        if parts.scheme == "https":
-            raise ConfigError(
-                f"upstream {self.url!r}: https is not supported yet; {accepted}, "
-                "with a local proxy that speaks TLS where the server is not on this machine"
-            )
+        is_secure = parts.scheme == "https"
         if parts.username is not None:
             raise ConfigError(
                 "upstream: a URL must not hold credentials; give the key by reference (api_key)"
             )
-        is_base = parts.scheme == "http" and host and port != 0 and not parts.query and not parts.fragment
+        if self.ca_file and not is_secure:
+            raise ConfigError(f"upstream {self.url!r}: ca_file is for https:// alone")
+        is_http = parts.scheme in ("http", "https")
+        is_base = is_http and host and port != 0 and not parts.query and not parts.fragment
         if not is_base or not _PATH.fullmatch(parts.path):
             raise ConfigError(f"upstream {self.url!r} is not a base URL; {accepted}")
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return probes.Address(host, port or 80, path_prefix=prefix, authorization=self.authorization)
+        return probes.Address(
+            host,
+            port or (443 if is_secure else 80),
+            path_prefix=prefix,
+            authorization=self.authorization,
+            tls=tls.client_context(self.ca_file, key=f"upstream {self.url!r}: ca_file")
+            if is_secure
+            else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,7 @@ class UpstreamWatch:
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
         self.id = ReplicaId(f"{host}:{self.address.port}{self.address.path_prefix}")
         self._slots = upstream.slots
+        self._ca_file = upstream.ca_file
         self._limits = limits
         self._changed = changed
         self._models: tuple[probes.OfferedModel, ...] = ()
@@ -164,6 +175,8 @@ class UpstreamWatch:
             path_prefix=self.address.path_prefix,
             authorization=self.address.authorization,
             generation=self._generation,
+            is_secure=self.address.tls is not None,
+            ca_file=self._ca_file,
         )
         return Deployment(
             name=model.id,

@@ -58,6 +58,8 @@ class Replica:
         path_prefix: Path in front of `/v1`, "" for most servers.
         slots: Requests it runs at once, at least 1; in-flight never exceeds it.
         authorization: Value of the Authorization header to send, or "". Never logged: kept out of repr.
+        is_secure: It speaks TLS, and shows a certificate for `host`.
+        ca_file: PEM file of the authorities that are trusted to sign it; "" for those of the system.
         generation: Counts restarts: two processes behind one ReplicaId never share health or connections.
     """
 
@@ -69,6 +71,8 @@ class Replica:
     path_prefix: str = ""
     authorization: str = field(default="", repr=False)
     generation: int = 0
+    is_secure: bool = False
+    ca_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)

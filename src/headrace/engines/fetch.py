@@ -5,6 +5,7 @@ Separate from the gateway's pooled client on purpose: a probe must not wait for,
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import httptools
 
 from headrace.core.errors import UpstreamError
 from headrace.core.outcome import AttemptOutcome
+from headrace.engines.tls import explain
 
 READ_BYTES = 64 * 1024
 OVERHEAD_BYTES_MAX = 32 * 1024
@@ -36,6 +38,7 @@ async def fetch(
     body: bytes = b"",
     timeout_s: float,
     body_bytes_max: int,
+    tls: ssl.SSLContext | None = None,
 ) -> Response:
     """Sends one request and reads its whole answer within `timeout_s`, name resolution and connecting included.
 
@@ -45,17 +48,21 @@ async def fetch(
     request = _request_bytes(host, port, method, path, headers=headers, body=body)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _exchange(host, port, request, body_bytes_max=body_bytes_max)
+            return await _exchange(host, port, request, body_bytes_max=body_bytes_max, tls=tls)
     except TimeoutError as error:
         raise _failure(f"no answer within {timeout_s:g} s", AttemptOutcome.STALLED) from error
 
 
-async def _exchange(host: str, port: int, request: bytes, *, body_bytes_max: int) -> Response:
+async def _exchange(
+    host: str, port: int, request: bytes, *, body_bytes_max: int, tls: ssl.SSLContext | None
+) -> Response:
     try:
-        reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
+        reader, writer = await asyncio.open_connection(
+            host, port, limit=READ_BYTES, ssl=tls, server_hostname=host if tls else None
+        )
     except OSError as error:
         # A TimeoutError of the kernel is an OSError too; our own deadline arrives as a cancellation.
-        raise _failure(f"no connection: {error}", AttemptOutcome.UNREACHABLE) from error
+        raise _failure(explain(error), AttemptOutcome.UNREACHABLE) from error
     answer = _Answer(body_bytes_max)
     try:
         writer.write(request)

@@ -4,13 +4,16 @@ Callbacks, not coroutines: a streamed answer costs one call per read. The one aw
 """
 
 import asyncio
+import ssl
 from collections import deque
 from typing import Any, Protocol, cast
 
 import httptools
 
 from headrace.core.clock import Clock
+from headrace.core.errors import ConfigError
 from headrace.core.fleet import Replica
+from headrace.engines import tls
 from headrace.engines.outbox import Outbox
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -240,6 +243,7 @@ class ReplicaClient:
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UpstreamConnection] = deque()
         self._is_closed = False
+        self._tls: ssl.SSLContext | None = None
         host = f"[{replica.host}]" if ":" in replica.host else replica.host
         authorization = f"authorization: {replica.authorization}\r\n" if replica.authorization else ""
         self._heads: dict[str, bytes] = {}
@@ -290,13 +294,22 @@ class ReplicaClient:
     async def _open(self, made: "asyncio.Future[UpstreamConnection]", limit_s: float) -> None:
         try:
             async with asyncio.timeout(limit_s):
+                replica = self._replica
+                if replica.is_secure and self._tls is None:
+                    # The system's authorities take tens of milliseconds to read.
+                    self._tls = await asyncio.to_thread(tls.client_context, replica.ca_file, key="ca_file")
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: UpstreamConnection(self), self._replica.host, self._replica.port
+                    lambda: UpstreamConnection(self),
+                    replica.host,
+                    replica.port,
+                    ssl=self._tls,
+                    server_hostname=replica.host if replica.is_secure else None,
                 )
-        except (OSError, TimeoutError, ValueError) as error:
-            # ValueError: a host that is no name. It must not end the group, which is the gateway's.
+        except (OSError, TimeoutError, ValueError, ConfigError) as error:
+            # ValueError: a host that is no name; ConfigError: the file of authorities has gone since the start. Neither
+            # must end the group, which is the gateway's.
             if not made.done():
-                made.set_exception(error if not isinstance(error, ValueError) else OSError(str(error)))
+                made.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
             return
         if made.done():
             self.keep(connection)
