@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.app.report import LoadReport, PlaneReport
-from headrace.config import Config
+from headrace.config import Config, RequestConfig
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, leaves
@@ -260,12 +260,7 @@ def build_gateway(
             on_circuit=circuit_changed,
         ),
         upstream=Upstream(
-            rules=RetryRules(
-                request.attempts_max,
-                request.retry_ratio,
-                request.retry_floor_per_s,
-                request.retry_backoff_s,
-            ),
+            rules=_retry_rules(request),
             limits=AttemptLimits(
                 request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
             ),
@@ -297,6 +292,15 @@ def build_gateway(
         log=log,
         clock=clock,
         chance=chance,
+    )
+
+
+def _retry_rules(request: RequestConfig) -> RetryRules:
+    return RetryRules(
+        attempts_max=request.attempts_max,
+        ratio=request.retry_ratio,
+        floor_per_s=request.retry_floor_per_s,
+        backoff_s=request.retry_backoff_s,
     )
 
 
