@@ -375,8 +375,6 @@ class Gateway:
 
     def opened(self, connection: PortConnection) -> None:
         self._connections.add(connection)
-        if self._is_draining:
-            connection.keeps_alive = False
 
     def closed(self, connection: PortConnection) -> None:
         self._connections.discard(connection)
@@ -429,6 +427,7 @@ class Gateway:
     async def drain(self, limit_s: float) -> int:
         """Takes no new work and waits for what is in progress; after `limit_s` cuts the rest. Returns how many were cut."""
         self._is_draining = True
+        self.keeps_alive = False
         for connection in list(self._connections):
             connection.drain()
         try:
@@ -472,7 +471,7 @@ class Gateway:
     def _give_up(self, ladder: Ladder, now_s: float) -> None:
         """The level of pressure has changed: what follows from it for connections, once, so that requests needn't ask."""
         idle_timeout_s = self._limits.idle_timeout_s
-        self.keeps_alive = ladder.is_calm
+        self.keeps_alive = ladder.is_calm and not self._is_draining
         self.idle_timeout_s = idle_timeout_s if ladder.is_calm else min(PRESSED_IDLE_S, idle_timeout_s)
         self._work_max = 0 if ladder.is_refusing else self._work_room
         for connection in [] if ladder.is_calm else list(self._connections):
