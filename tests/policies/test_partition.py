@@ -10,37 +10,58 @@ TENANTS = ("acme", "beta", "corp")
 
 @given(
     slots=st.integers(1, 5),
-    steps=st.lists(st.tuples(st.sampled_from(TENANTS), st.booleans(), st.integers(0, 4)), max_size=80),
+    steps=st.lists(
+        st.tuples(st.sampled_from(TENANTS), st.booleans(), st.booleans(), st.integers(0, 4)), max_size=80
+    ),
 )
-def test_reuse_is_allowed_exactly_where_the_same_tenant_was_last(
-    slots: int, steps: list[tuple[str, bool, int]]
+def test_reuse_is_allowed_exactly_where_the_same_tenant_filled_the_cache(
+    slots: int, steps: list[tuple[str, bool, bool, int]]
 ) -> None:
     """T42: a prompt of one tenant can't be seen or timed by another."""
-    table, last, held = SlotTable(slots), dict[int, str](), list[SlotGrant]()
-    for tenant, begins, which in steps:
+    table, filled, held = SlotTable(slots), dict[int, str](), list[tuple[str, SlotGrant]]()
+    for tenant, begins, fills, which in steps:
         if begins and len(held) < slots:
             grant = table.take(tenant)
-            assert grant.index not in [other.index for other in held]
+            assert grant.index not in [other.index for _, other in held]
             assert 0 <= grant.index < slots
-            assert grant.may_reuse == (last.get(grant.index) == tenant)
-            last[grant.index] = tenant
-            held.append(grant)
+            assert grant.may_reuse == (filled.pop(grant.index, None) == tenant)
+            held.append((tenant, grant))
         elif held:
-            table.give_back(held.pop(which % len(held)))
+            holder, grant = held.pop(which % len(held))
+            if fills:
+                table.fill(grant, holder)
+                filled[grant.index] = holder
+            table.give_back(grant)
+
+
+def use(table: SlotTable, tenant: str) -> SlotGrant:
+    grant = table.take(tenant)
+    table.fill(grant, tenant)
+    table.give_back(grant)
+    return grant
+
+
+def test_whoever_was_cut_before_the_engine_worked_may_not_reuse_what_another_left() -> None:
+    """T42: a slot that was given out and not filled still holds its former tenant's prompt."""
+    table = SlotTable(1)
+    use(table, "acme")
+    table.give_back(table.take("beta"))
+    assert not table.take("beta").may_reuse
 
 
 def test_a_tenant_gets_the_free_slot_that_it_used_last() -> None:
     table = SlotTable(3)
     first, second = table.take("acme"), table.take("acme")
-    table.give_back(second)
-    table.give_back(first)
+    for grant in (second, first):
+        table.fill(grant, "acme")
+        table.give_back(grant)
     assert table.take("acme") == SlotGrant(second.index, may_reuse=True)
 
 
 def test_a_newcomer_gets_the_slot_that_was_unused_for_longest() -> None:
     table = SlotTable(2)
     for tenant in ("acme", "beta", "acme"):
-        table.give_back(table.take(tenant))
+        use(table, tenant)
     assert table.take("corp") == SlotGrant(1, may_reuse=False)
 
 

@@ -211,6 +211,12 @@ class Slot:
         assert load is not None, "the slot was given back"
         return load.health
 
+    def fill(self) -> None:
+        """The replica has generated for this request: where caches are partitioned, its slot's is the tenant's now."""
+        load, grant = self.ticket.load, self.ticket.grant
+        if grant is not None and load is not None and load.slot_table is not None:
+            load.slot_table.fill(grant, self.ticket.partition)
+
     def give_back(self, outcome: AttemptOutcome, *, retry_after_s: float | None = None) -> None:
         """The attempt on this replica has ended; `move` may follow."""
         self._dispatch.give_back(self.ticket, outcome, retry_after_s=retry_after_s)

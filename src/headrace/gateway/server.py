@@ -107,7 +107,8 @@ class Gateway:
         self._metrics = metrics
         self._log = log
         self._chance = chance
-        self._connections: set[PortConnection] = set()
+        # In the order in which they came: a set's order would be another in each run of the same simulation.
+        self._connections: dict[PortConnection, None] = {}
         self._is_draining = False
         self._is_hurried = False
         self._quiet = asyncio.Event()
@@ -374,10 +375,10 @@ class Gateway:
         )
 
     def opened(self, connection: PortConnection) -> None:
-        self._connections.add(connection)
+        self._connections[connection] = None
 
     def closed(self, connection: PortConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
 
     def refused_early(self, error: HeadraceError, request_id: RequestId) -> None:
         self._count_refusal(error, request_id, None)

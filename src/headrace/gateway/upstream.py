@@ -126,6 +126,8 @@ class Upstream:
                 self._watch.end(attempt)
                 end = attempt.close(self._clock)
                 account.attempts.append(end)
+                if end.outcome is AttemptOutcome.COMPLETED or end.usage.completion_tokens:
+                    slot.fill()
                 slot.give_back(end.outcome, retry_after_s=attempt.reception.retry_after_s)
             if end.outcome is AttemptOutcome.COMPLETED:
                 return

@@ -21,7 +21,8 @@ class SlotGrant:
 
 
 class SlotTable:
-    """The slots of one replica, `_slots` of them. `_owner[i]` used slot i last, at tick `_used[i]`; `_busy[i]` while a request holds it."""
+    """The slots of one replica, `_slots` of them. `_owner[i]` filled the cache of slot i, None if nobody knows who did; it was
+    given out last at tick `_used[i]`, and is `_busy[i]` while a request holds it."""
 
     def __init__(self, slots: int) -> None:
         self._slots = 0
@@ -46,8 +47,14 @@ class SlotTable:
         own = [index for index in free if self._owner[index] == partition]
         index = max(own, key=self._used.__getitem__) if own else min(free, key=self._used.__getitem__)
         self._tick += 1
-        self._busy[index], self._owner[index], self._used[index] = True, partition, self._tick
+        self._busy[index], self._owner[index], self._used[index] = True, None, self._tick
         return SlotGrant(index, may_reuse=bool(own))
+
+    def fill(self, grant: SlotGrant, partition: str) -> None:
+        """The engine has generated on this slot for the partition. Until then its cache may still be what it was: a request
+        that was refused, or cut before the engine read it, has replaced nothing."""
+        assert self._busy[grant.index], "only who holds a slot fills it"
+        self._owner[grant.index] = partition
 
     def give_back(self, grant: SlotGrant) -> None:
         assert self._busy[grant.index], "a slot is given back once"
