@@ -1,0 +1,402 @@
+"""The laws of the gateway, as an observer beside it can check them: at every step, and when all is over.
+
+Slots are counted twice, by tickets as they pass through the dispatcher and by what the replicas are at work on. Requests
+are followed from the caller through the replica's executions to the ledger's record.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from headrace.app import data_plane
+from headrace.config import Config
+from headrace.core.fleet import FleetSnapshot
+from headrace.core.ids import TenantId
+from headrace.core.outcome import AttemptOutcome
+from headrace.core.tenant import Principal
+from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.gateway.server import Gateway
+from headrace.policies.dispatch import Action, Dispatcher, Expire, ReplicaLoad, Start, Ticket
+from headrace.policies.health import Circuit
+from headrace.policies.limits import TenantLimiter
+from headrace.policies.retry import WINDOW_S
+from headrace.telemetry.metrics import Metrics
+from tests.simulation.caller import SLACK_S, Oddity, Reading, Request
+from tests.simulation.history import History
+from tests.simulation.replica import Execution, Fleet
+
+THIN_BYTES = 4096
+
+
+class WatchedDispatcher(Dispatcher):
+    """The dispatcher, with a second set of books. `running` maps tickets to their loads, `waiting` tickets to their bound."""
+
+    def __init__(self, history: History, *arguments: Any, queue_wait_max_s: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._history = history
+        self._queue_wait_max_s = queue_wait_max_s
+        self.running: dict[Ticket, ReplicaLoad] = {}
+        self.waiting: dict[Ticket, float] = {}
+        self.retrying: set[Ticket] = set()
+        self.retries = 0
+
+    def publish(self, snapshot: FleetSnapshot, *, now_s: float) -> list[Action]:
+        return self._saw(super().publish(snapshot, now_s=now_s), now_s)
+
+    def wake(self, *, now_s: float) -> list[Action]:
+        return self._saw(super().wake(now_s=now_s), now_s)
+
+    def arrive(self, ticket: Ticket, *, now_s: float) -> bool:
+        starts = super().arrive(ticket, now_s=now_s)
+        self._saw_entry(ticket, now_s, starts=starts)
+        return starts
+
+    def retry(self, ticket: Ticket, *, now_s: float) -> bool:
+        self.retrying.add(ticket)
+        starts = super().retry(ticket, now_s=now_s)
+        self._saw_entry(ticket, now_s, starts=starts)
+        return starts
+
+    def give_back(
+        self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float, retry_after_s: float | None = None
+    ) -> tuple[Circuit | None, list[Action]]:
+        self.running.pop(ticket)
+        circuit, actions = super().give_back(ticket, outcome, now_s=now_s, retry_after_s=retry_after_s)
+        self._history.add("give_back", outcome.value, "" if circuit is None else circuit.value)
+        return circuit, self._saw(actions, now_s)
+
+    def leave(self, ticket: Ticket, *, now_s: float) -> None:
+        super().leave(ticket, now_s=now_s)
+        self.waiting.pop(ticket, None)
+
+    def _saw_entry(self, ticket: Ticket, now_s: float, *, starts: bool) -> None:
+        if starts:
+            self._saw_start(ticket, now_s)
+        else:
+            self.waiting[ticket] = min(now_s + self._queue_wait_max_s, ticket.deadline_s)
+            self._history.add("wait", ticket.model)
+
+    def _saw_start(self, ticket: Ticket, now_s: float) -> None:
+        load = ticket.load
+        self._history.require(load is not None, "a ticket starts on a replica")
+        assert load is not None
+        self._history.require(now_s < ticket.deadline_s, "an expired request is dispatched")
+        self._history.require(
+            load.outstanding <= load.slots, f"{load.outstanding} requests on {load.slots} slots"
+        )
+        self.running[ticket] = load
+        self.retries += ticket in self.retrying
+        self._history.add(
+            "start", ticket.model, load.replica.id, load.outstanding, ticket.partition, ticket.grant or ""
+        )
+
+    def _saw(self, actions: list[Action], now_s: float) -> list[Action]:
+        for action in actions:
+            del self.waiting[action.ticket]
+            match action:
+                case Start(ticket):
+                    self._saw_start(ticket, now_s)
+                case Expire():
+                    self._history.add("expire", action.ticket.model)
+        return actions
+
+
+class WatchedLimiter(TenantLimiter):
+    """The limiter, with its own count of each tenant."""
+
+    def __init__(self, history: History, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._history = history
+        self.counts: Counter[TenantId] = Counter()
+
+    def take(self, principal: Principal, *, now_s: float) -> None:
+        super().take(principal, now_s=now_s)
+        self.counts[principal.tenant] += 1
+        bound = principal.limits.concurrency_max
+        self._history.require(
+            not bound or self.counts[principal.tenant] <= bound, "more of a tenant at once than agreed"
+        )
+
+    def release(self, tenant: TenantId) -> None:
+        super().release(tenant)
+        self.counts[tenant] -= 1
+
+
+@contextmanager
+def watched(
+    config: Config, history: History
+) -> Iterator[tuple[list[WatchedDispatcher], list[WatchedLimiter]]]:
+    """What is composed inside uses the watched dispatcher and limiter, which are found in the lists afterwards."""
+    dispatchers: list[WatchedDispatcher] = []
+    limiters: list[WatchedLimiter] = []
+
+    def dispatcher(*arguments: Any, **options: Any) -> WatchedDispatcher:
+        wait_s = config.admission.queue_wait_max_s
+        dispatchers.append(WatchedDispatcher(history, *arguments, queue_wait_max_s=wait_s, **options))
+        return dispatchers[-1]
+
+    def limiter(*arguments: Any, **options: Any) -> WatchedLimiter:
+        limiters.append(WatchedLimiter(history, *arguments, **options))
+        return limiters[-1]
+
+    with mock.patch.multiple(data_plane, Dispatcher=dispatcher, TenantLimiter=limiter):
+        yield dispatchers, limiters
+
+
+class Records:
+    """The ledger: what was recorded, and whether it keeps up."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.is_behind = False
+        self.usage: dict[str, UsageRecord] = {}
+        self.executions: dict[str, Sequence[ExecutionRecord]] = {}
+
+    def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
+        self._history.add(
+            "record", usage.request_id, usage.outcome, usage.reason, usage.status, usage.attempts
+        )
+        self._history.require(
+            usage.request_id not in self.usage, f"two terminal records of {usage.request_id}"
+        )
+        self._history.require(len(executions) == usage.attempts, "the record counts its attempts")
+        self.usage[usage.request_id] = usage
+        self.executions[usage.request_id] = executions
+
+
+class Laws:
+    """Checks one run. `lag_s` is by how much the machine was late so far: time that no law holds against the gateway."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        gateway: Gateway,
+        dispatcher: WatchedDispatcher,
+        limiter: WatchedLimiter,
+        records: Records,
+        fleet: Fleet,
+        metrics: Metrics,
+        left_s: dict[str, float],
+        models: int,
+        started_s: float,
+        history: History,
+    ) -> None:
+        self.left_s = left_s
+        self._models = models
+        self._history = history
+        self._config = config
+        self._gateway = gateway
+        self._dispatcher = dispatcher
+        self._limiter = limiter
+        self._records = records
+        self._fleet = fleet
+        self._metrics = metrics
+        self._started_s = started_s
+
+    def at_each_step(self, now_s: float) -> None:
+        self._nobody_works_for_who_has_left(now_s)
+        self._slots_are_what_runs()
+        self._queue_is_bounded(now_s)
+        self._retries_are_within_budget(now_s)
+        self._tenants_are_counted()
+
+    def _slots_are_what_runs(self) -> None:
+        gateway, dispatcher = self._gateway, self._dispatcher
+        by_load = Counter(id(load) for load in dispatcher.running.values())
+        for _, load in gateway.dispatch.loads():
+            self._history.require(
+                load.outstanding == by_load[id(load)],
+                f"{load.outstanding} slots of {load.replica.id} are taken by {by_load[id(load)]} requests",
+            )
+        by_replica = Counter(load.replica.id for load in dispatcher.running.values())
+        at_work = Counter(each.replica for each in self._fleet.running())
+        for replica, count in at_work.items():
+            self._history.require(
+                count <= by_replica[replica],  # type: ignore[index]
+                f"{replica} works on {count} requests, and {by_replica[replica]} slots of it are taken",  # type: ignore[index]
+            )
+        self._history.require(
+            len(dispatcher.running) + len(dispatcher.waiting) <= gateway.in_progress,
+            f"{len(dispatcher.running)} run and {len(dispatcher.waiting)} wait of {gateway.in_progress} in progress",
+        )
+
+    def _nobody_works_for_who_has_left(self, now_s: float) -> None:
+        for execution in self._fleet.running():
+            left_s = self.left_s.get(execution.question["nonce"])
+            self._history.require(
+                left_s is None or now_s <= left_s + SLACK_S,
+                f"{execution.name} goes on for {execution.question['nonce']}, who has left",
+            )
+
+    def _queue_is_bounded(self, now_s: float) -> None:
+        dispatcher, admission = self._dispatcher, self._config.admission
+        waiting = Counter(ticket.model for ticket in dispatcher.waiting)
+        again = Counter(ticket.model for ticket in dispatcher.waiting if ticket in dispatcher.retrying)
+        for model, count in waiting.items():
+            self._history.require(
+                count == self._gateway.dispatch.queue_length(model), "the queue holds who waits"
+            )
+            self._history.require(
+                count - again[model] <= admission.queue_length_max, f"{count} wait for {model}"
+            )
+        for ticket, until_s in dispatcher.waiting.items():
+            self._history.require(
+                now_s <= until_s + SLACK_S, f"a request for {ticket.model} waits longer than it may"
+            )
+        for ticket in dispatcher.running:
+            self._history.require(
+                now_s <= ticket.deadline_s + SLACK_S, "a request runs on after its deadline"
+            )
+
+    def _retries_are_within_budget(self, now_s: float) -> None:
+        rules = self._config.request
+        requests = len(self._records.usage) + self._gateway.in_progress
+        drips = rules.retry_floor_per_s * (now_s - self._started_s + WINDOW_S)
+        paid = rules.retry_ratio * requests + drips * self._models  # each has its purse
+        self._history.require(
+            self._dispatcher.retries <= paid + 1e-6, f"{self._dispatcher.retries} retries, {paid:.1f} allowed"
+        )
+
+    def _tenants_are_counted(self) -> None:
+        counts = self._limiter.counts
+        self._history.require(
+            sum(counts.values()) == self._gateway.in_progress,
+            f"{dict(counts)} by tenant, {self._gateway.in_progress} in progress",
+        )
+        at_work = Counter(each.question["tenant"] for each in self._fleet.running())
+        for tenant, count in at_work.items():
+            self._history.require(
+                count <= counts[tenant], f"{count} requests of {tenant} run, and {counts[tenant]} are counted"
+            )
+
+    def at_the_end(self, requests: Sequence[Request]) -> None:
+        """Everything is zero, and every request ended once and as its record says."""
+        gateway = self._gateway
+        self._history.require(
+            gateway.in_progress == gateway.streams_open == gateway.dispatch.waiting == 0, "work is left"
+        )
+        self._history.require(
+            gateway.connection_count == 0, f"{gateway.connection_count} connections are left"
+        )
+        self._history.require(
+            not self._dispatcher.running and not self._dispatcher.waiting, "tickets are left"
+        )
+        self._history.require(not +self._limiter.counts, f"tenants are left: {self._limiter.counts}")
+        for _, load in gateway.dispatch.loads():
+            self._history.require(load.outstanding == 0, f"a slot of {load.replica.id} is lost")
+        for tenant in self._limiter.counts:
+            self._history.require(
+                self._limiter.in_progress(tenant) == 0, f"a request of {tenant} is counted for ever"
+            )
+        self._history.require(not self._fleet.running(), "a replica still works")
+        self._history.require(_total(self._metrics.internal_errors) == 0, "an internal error was counted")
+        executions = {each.name: each for each in self._fleet.executions}
+        by_request = Counter(each.request_id for each in self._fleet.executions)
+        for request_id, count in by_request.items():
+            record = self._records.usage.get(request_id)
+            self._history.require(record is not None, f"{request_id} was executed and left no record")
+            assert record is not None
+            # An attempt whose kept-alive connection turns out dead is sent a second time.
+            self._history.require(
+                count <= 2 * record.attempts, f"{count} executions in {record.attempts} attempts"
+            )
+            self._history.require(
+                record.attempts <= self._config.request.attempts_max, f"{record.attempts} attempts"
+            )
+        for request in requests:
+            self._check_request(request, executions)
+
+    def _check_request(self, request: Request, executions: dict[str, Execution]) -> None:
+        answer = request.answer
+        name = f"{request.nonce} ({answer.ended}, {answer.status})"
+        if answer.text:
+            self._check_text(request, name, executions)
+        if not answer.status:
+            # Pipelined behind an answer that closed the connection, it was never read.
+            is_excused = request.has_left or request.is_pipelined or request.oddity is not Oddity.NONE
+            is_excused = is_excused or request.ended_s >= self.stops_s
+            self._history.require(is_excused or request.reading is Reading.STUCK, f"{name}: no answer")
+            return
+        record = self._records.usage.get(answer.request_id)
+        match answer.ended:
+            case "delivered":
+                self._history.require(
+                    record is not None and record.outcome == "delivered", f"{name}: recorded as {record}"
+                )
+            case "broken":
+                outcomes = ("broken", "failed")
+                self._history.require(
+                    record is None or record.outcome in outcomes, f"{name}: recorded as {record}"
+                )
+            case "refused":
+                self._history.require(
+                    record is None or record.outcome == "failed", f"{name}: recorded as {record}"
+                )
+                self._history.require(
+                    record is None or record.status == answer.status, f"{name}: recorded as {record}"
+                )
+                self._history.require(
+                    answer.error is not None and "code" in answer.error, f"{name}: {answer.error}"
+                )
+                self._check_refusal(request, answer.status, name)
+            case "cut":
+                is_excused = (
+                    request.has_left
+                    or request.reading is not Reading.EAGER
+                    or request.ended_s >= self.stops_s
+                )
+                # Over a thin wire even an eager caller may take a large answer too slowly.
+                is_excused = is_excused or len(answer.body) + len(answer.text) > THIN_BYTES
+                self._history.require(is_excused or request.is_pipelined, f"{name}: cut off without a word")
+
+    def _check_text(self, request: Request, name: str, executions: dict[str, Execution]) -> None:
+        """What came is the beginning of what one replica said to this very question, and all of it if it says so."""
+        answer = request.answer
+        execution = executions[answer.text.partition(".")[0]]
+        self._history.require(
+            execution.question["nonce"] == request.nonce, f"{name}: got the answer of another"
+        )
+        self._history.require(
+            execution.request_id == answer.request_id, f"{name}: an answer under another id"
+        )
+        self._history.require(
+            execution.text.startswith(answer.text),
+            f"{name}: {answer.text[:200]!r} is not {execution.text[:200]!r}",
+        )
+        if answer.ended != "delivered":
+            return
+        self._history.require(answer.text == execution.whole, f"{name}: delivered, but not all of it")
+        record = self._records.usage[answer.request_id]
+        if record.usage_source == "final" and answer.is_stream:
+            self._history.require(
+                record.completion_tokens == answer.tokens,
+                f"{name}: {record.completion_tokens} tokens recorded",
+            )
+
+    def _check_refusal(self, request: Request, status: int, name: str) -> None:
+        """A sound request is never told that it isn't."""
+        expected = {
+            Oddity.BAD_KEY: {401},
+            Oddity.NO_MODEL: {404, 503},
+            Oddity.NOT_JSON: {400, 503},
+            Oddity.NOT_HTTP: {400},
+            Oddity.SLOW_BODY: {408},
+        }.get(request.oddity, set())
+        usual = {429, 502, 503, 504}
+        if self.may_reject:
+            usual |= {400}
+        if self.may_forget:
+            usual |= {404}
+        self._history.require(status in usual | expected, f"{name}: a status of {status}")
+
+    stops_s = math.inf  # when the port was closed under its callers
+    may_reject = False  # replicas of this run reject sound requests
+    may_forget = False  # deployments of this run come and go
+
+
+def _total(family: Any) -> float:
+    return float(sum(value.value for _, value in family.series()))
