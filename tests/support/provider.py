@@ -130,6 +130,22 @@ class Provider:
         """The JSON log so far."""
         return [json.loads(line) for line in (self.data / "logs" / "headrace.log").read_text().splitlines()]
 
+    @property
+    def resident_bytes(self) -> int:
+        """Resident memory of its process."""
+        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def threads(self) -> int:
+        """Threads of its process."""
+        return len(os.listdir(f"/proc/{self.pid}/task"))
+
+    @property
+    def descriptors(self) -> int:
+        """Open files of its process."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
     def stop(self, number: int = signal.SIGTERM, *, limit_s: float = 60.0) -> int:
         """Sends the signal and waits for the exit status."""
         if self.process.poll() is None:
@@ -186,6 +202,7 @@ def provider(
         ready: Wait until a replica is ready, not only until the port is open.
         trust: How to speak TLS with the public port, where `config` or `arguments` turn it on.
         descriptors_max: Its limit on open files, soft and hard.
+        program: What runs instead of `headrace`.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder:
         home = data or Path(folder) / "data"

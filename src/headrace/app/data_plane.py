@@ -175,6 +175,7 @@ class DataPlane:
         """Sets the gauges whose facts the gateway keeps itself."""
         metrics, report = self._metrics, self.report()
         metrics.connections.labels().set(report.connections)
+        metrics.tasks.labels().set(len(asyncio.all_tasks()))
         metrics.streams_open.labels().set(self._gateway.streams_open)
         metrics.bodies_reading.labels().set(self._gateway.bodies_reading)
         if self._certificate is not None:

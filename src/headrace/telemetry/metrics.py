@@ -213,6 +213,7 @@ class Metrics:
         "headrace_memory_left_bytes",
         "Memory that is left under the tightest limit that holds for the process.",
     )
+    tasks: Gauge = _gauge("headrace_tasks", "Tasks of the gateway's event loop now.")
     event_loop_lag_seconds: Gauge = _gauge(
         "headrace_event_loop_lag_seconds", "How late the gateway's event loop ran its last periodic task."
     )
