@@ -15,11 +15,13 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from tests.support.certificates import Authority, Issued
 from tests.support.http_answers import answers
 from tests.support.provider import HEADRACE, Provider, provider, wait_until
 from tests.support.scripted import ScriptedEngine, scripted_engine
+from tests.support.websocket import ask, dial, hear, question
 from tests.support.wire import post, read
 
 pytestmark = pytest.mark.slow
@@ -305,3 +307,21 @@ def test_a_certificate_that_has_expired_serves_and_says_so(tmp_path: Path) -> No
         assert service.get("/livez")[0] == 200
         assert service.metric("headrace_tls_expiry_days") < -1.9
         assert [line["event"] for line in service.log_lines()].count("tls.expired") == 1
+
+
+def test_a_websocket_takes_over_a_connection_with_tls(shared: Secured) -> None:
+    """Answers, a cancel, and a close with its code, which TLS could lose."""
+    context = shared.authority.client_context()
+    with dial(shared.service.port, shared.key, ssl=context) as connection:
+        assert ask(connection).end["object"] == "headrace.done"
+        shared.engine.set_faults("stall:1")
+        connection.send(question())
+        hear(connection, until=["headrace.open"])
+        connection.send('{"cancel": true}')
+        assert hear(connection).end["object"] == "headrace.cancelled"
+        shared.engine.set_faults("")
+        connection.send(b"binary")
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(timeout=30)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1003

@@ -31,7 +31,8 @@ def dial(port: int, key: str = "", *, path: str = CHAT, **options: Any) -> Clien
     """The official client, with the key in its Authorization header."""
     headers = {**({"authorization": f"Bearer {key}"} if key else {}), **options.pop("headers", {})}
     options = {"max_size": None, "open_timeout": LIMIT_S, "ping_interval": None, "proxy": None, **options}
-    return connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers, **options)
+    scheme = "wss" if "ssl" in options else "ws"
+    return connect(f"{scheme}://127.0.0.1:{port}{path}", additional_headers=headers, **options)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal
 from headrace.gateway.call import Call, PauseWatcher
 from headrace.gateway.routes import Route
-from headrace.gateway.transport import LINGER_S, WRITE_BUFFER_MAX, CallerTransport, TransportOwner
+from headrace.gateway.transport import (
+    LINGER_S,
+    WRITE_BUFFER_MAX,
+    CallerTransport,
+    TransportOwner,
+    paced_limit_s,
+)
 from headrace.gateway.walk import Walk
 from headrace.protocols import http1, openai, sse
 
@@ -371,11 +377,14 @@ class ClientConnection(CallerTransport):
                 self._refuse(BodyTooSlow("the request head took too long"))
 
     def _keep_pace(self, now_s: float) -> None:
-        """Each byte buys its share of a second, but nobody is ahead by more than the header limit: a fast start can't pay
-        for a long silence."""
         owner, body_bytes = self._owner, self._reader.body_bytes
-        bought_s = (body_bytes - self._paced_bytes) / owner.body_bytes_per_s_min
-        self._limit_s = min(self._limit_s + bought_s, now_s + owner.header_timeout_s)
+        self._limit_s = paced_limit_s(
+            self._limit_s,
+            body_bytes - self._paced_bytes,
+            bytes_per_s_min=owner.body_bytes_per_s_min,
+            ahead_max_s=owner.header_timeout_s,
+            now_s=now_s,
+        )
         self._paced_bytes = body_bytes
 
     def drain(self) -> None:

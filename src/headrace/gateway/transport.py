@@ -19,6 +19,17 @@ class TransportOwner(Protocol):
     write_stall_limit_s: float
 
 
+def paced_limit_s(
+    limit_s: float, came_bytes: int, *, bytes_per_s_min: int, ahead_max_s: float, now_s: float
+) -> float:
+    """Until when more must have come from a sender who had until `limit_s`, now that so many bytes came.
+
+    Each buys its share of a second, but nobody is ahead by more than `ahead_max_s`: a fast start can't pay for a long
+    silence.
+    """
+    return min(limit_s + came_bytes / bytes_per_s_min, now_s + ahead_max_s)
+
+
 class CallerTransport(asyncio.Protocol):
     """The sending half of a client connection. `_untaken_bytes` as of `_untaken_since_s` say whether its reader is stuck."""
 

@@ -14,7 +14,7 @@ from headrace.core.ids import RequestId
 from headrace.gateway.call import PauseWatcher
 from headrace.gateway.connection import ConnectionOwner, Screened
 from headrace.gateway.routes import Route, WebSocketRoute
-from headrace.gateway.transport import LINGER_S, CallerTransport
+from headrace.gateway.transport import LINGER_S, CallerTransport, paced_limit_s
 from headrace.gateway.walk import Walk
 from headrace.protocols import openai, websocket
 from headrace.protocols.http1 import RequestHead
@@ -110,7 +110,7 @@ class WebSocketCall:
 class WebSocketConnection(CallerTransport):
     """One WebSocket. Owner of `_backlog`, messages that wait until the client takes what it was told before, and of the
     call in progress; `_heard_s` is when it last said anything, `_unheard_bytes` what it was answered since it stopped
-    reading.
+    reading, `_message_limit_s` when the message that is coming is too slow, `_paced_bytes` what that goes by.
 
     Attributes:
         is_closing: Our last words are said; `_limit_s` is when the connection is dropped.
@@ -129,7 +129,9 @@ class WebSocketConnection(CallerTransport):
         self._call: WebSocketCall | None = None
         self._headers: dict[str, str] | None = None  # for the next request
         self._busy_count = 0
-        self._heard_s = self._message_since_s = owner.clock.now_s()
+        self._heard_s = owner.clock.now_s()
+        self._message_limit_s = 0.0
+        self._paced_bytes = 0
         self._unheard_bytes = 0
         self._is_draining = False
         self._limit_s = 0.0
@@ -145,10 +147,13 @@ class WebSocketConnection(CallerTransport):
 
     def data_received(self, data: bytes) -> None:
         dialogue = self._dialogue
-        if not dialogue.is_receiving:
-            self._message_since_s = self._owner.clock.now_s()
-        self._heard_s = self._owner.clock.now_s()
-        self._backlog.extend(dialogue.feed(data))
+        now_s = self._heard_s = self._owner.clock.now_s()
+        was_receiving = dialogue.is_receiving
+        messages = dialogue.feed(data)
+        if messages or not was_receiving:
+            self._message_limit_s = now_s + self._owner.header_timeout_s
+            self._paced_bytes = 0
+        self._backlog.extend(messages)
         self._advance()
         self._reply()
 
@@ -202,13 +207,20 @@ class WebSocketConnection(CallerTransport):
             self._close(CloseCode.NORMAL_CLOSURE, "idle")
 
     def _is_dripping(self, now_s: float) -> bool:
+        """Whether a message comes more slowly than a body may."""
         owner, dialogue = self._owner, self._dialogue
-        elapsed_s = now_s - self._message_since_s
-        return (
-            dialogue.is_receiving
-            and elapsed_s > owner.header_timeout_s
-            and dialogue.received_bytes < elapsed_s * owner.body_bytes_per_s_min
+        if not dialogue.is_receiving or self._is_held:
+            return False
+        received_bytes = dialogue.received_bytes
+        self._message_limit_s = paced_limit_s(
+            self._message_limit_s,
+            max(0, received_bytes - self._paced_bytes),
+            bytes_per_s_min=owner.body_bytes_per_s_min,
+            ahead_max_s=owner.header_timeout_s,
+            now_s=now_s,
         )
+        self._paced_bytes = received_bytes
+        return now_s >= self._message_limit_s
 
     def drain(self) -> None:
         """Closes after the call in progress, or now if there is none."""
@@ -253,6 +265,7 @@ class WebSocketConnection(CallerTransport):
                 transport.pause_reading()
             else:
                 transport.resume_reading()
+                self._message_limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
 
     def _take(self, message: bytes) -> None:
         control = websocket.read_control(message)
