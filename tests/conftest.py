@@ -9,10 +9,14 @@ settings.load_profile("headrace")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `long` run only when they are asked for by that name: `pytest -m long`."""
-    if "long" in config.getoption("-m"):
-        return
-    skip = pytest.mark.skip(reason="the short form of it runs; this one by `-m long`")
-    for item in items:
-        if item.get_closest_marker("long") is not None:
-            item.add_marker(skip)
+    """Tests marked `long` or `fuzz` run only when they are asked for by that name: `pytest -m long`."""
+    reasons = {
+        "long": "the short form of it runs; this one by `-m long`",
+        "fuzz": "what is generated runs; coverage leads it by `-m fuzz`",
+    }
+    for name, reason in reasons.items():
+        if name in config.getoption("-m"):
+            continue
+        for item in items:
+            if item.get_closest_marker(name) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -387,3 +387,20 @@ def test_http_1_0_cannot_ask_to_change_protocols() -> None:
 def test_a_tunnel_through_us_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         read(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (b"0", 0.0),
+        (b" 7 ", 7.0),
+        (b"86400", 3600.0),
+        (b"9999999", None),
+        (b"soon", None),
+        (b"-1", None),
+        (None, None),
+    ],
+)
+def test_a_wait_is_whole_seconds_up_to_an_hour_or_nothing(value: bytes | None, seconds: float | None) -> None:
+    """T26."""
+    assert http1.retry_after_s(value) == seconds

@@ -1,6 +1,5 @@
 """The event parser against the standard's own rules, under every way to cut a stream (T6a)."""
 
-import re
 from itertools import pairwise
 from random import Random
 
@@ -9,25 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.protocols import sse
-
-
-def events_by_the_standard(stream: bytes) -> list[bytes]:
-    """The data of every event, by the steps of WHATWG HTML, 9.2.6, on the whole stream at once."""
-    stream = stream.removeprefix(b"\xef\xbb\xbf")
-    lines = re.split(rb"\r\n|\n|\r", stream)
-    lines.pop()  # what follows the last line end is not a line yet
-    events: list[bytes] = []
-    data = b""
-    for line in lines:
-        if not line:
-            if data:
-                events.append(data.removesuffix(b"\n"))
-            data = b""
-            continue
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            data += value.removeprefix(b" ") + b"\n"
-    return events
+from tests.fuzz.targets import events_by_the_standard
 
 
 def parse(*pieces: bytes, event_bytes_max: int = sse.EVENT_BYTES_MAX) -> list[bytes]:

@@ -14,7 +14,7 @@ from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
 from headrace.engines.http import Headers, UpstreamConnection, header
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.walk import Signal
-from headrace.protocols import answers, sse
+from headrace.protocols import answers, http1, sse
 from headrace.telemetry.families import Distribution
 
 WHOLE_BYTES_MAX = 32 * 1024 * 1024
@@ -112,7 +112,7 @@ class Reception:
     def head(self, status: int, headers: Headers) -> None:
         self.status = status
         if status != 200:
-            self.retry_after_s = _seconds(header(headers, b"retry-after"))
+            self.retry_after_s = http1.retry_after_s(header(headers, b"retry-after"))
 
     def data(self, data: bytes) -> None:
         raise NotImplementedError
@@ -358,10 +358,3 @@ def _outcome_of_status(status: int) -> AttemptOutcome:
 
 def _is_event_stream(headers: Headers) -> bool:
     return (header(headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
-
-
-def _seconds(value: bytes | None) -> float | None:
-    """A Retry-After in seconds, at most an hour; dates and nonsense count as absent."""
-    if value is None or not value.strip().isdigit() or len(value) > 6:
-        return None
-    return min(3600.0, float(value))

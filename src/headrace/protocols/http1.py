@@ -353,3 +353,10 @@ LAST_CHUNK = b"0\r\n\r\n"
 def chunk(data: bytes) -> bytes:
     """One chunk of a chunked body; data must not be empty, which would end the body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def retry_after_s(value: bytes | None) -> float | None:
+    """A Retry-After in seconds, at most an hour; dates and nonsense count as absent."""
+    if value is None or not value.strip().isdigit() or len(value) > 6:
+        return None
+    return min(3600.0, float(value))
