@@ -115,6 +115,21 @@ class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quiet_s: float = 1.0
 
 
+class IdempotencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept of requests with an Idempotency-Key, in this process.
+
+    Attributes:
+        keep_s: How long, from the arrival of the first request with the key.
+        keys_max, bytes_max: Keys, and bytes of their answers; beyond that the oldest are forgotten.
+        answer_bytes_max: A larger answer is delivered but not kept.
+    """
+
+    keep_s: float = 86400.0
+    keys_max: int = 10_000
+    bytes_max: int = 64 * 1024 * 1024
+    answer_bytes_max: int = 1024 * 1024
+
+
 class PressureConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When keep-alive, and then new work, is given up; see policies.pressure.
 
@@ -178,6 +193,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request: RequestConfig = RequestConfig()
     admission: AdmissionConfig = AdmissionConfig()
     health: HealthConfig = HealthConfig()
+    idempotency: IdempotencyConfig = IdempotencyConfig()
     pressure: PressureConfig = PressureConfig()
     tenant_defaults: TenantDefaults = TenantDefaults()
     engine: EngineConfig = EngineConfig()
@@ -290,6 +306,10 @@ _AT_LEAST: dict[str, float] = {
     "health.failures_to_eject": 1,
     "health.ejection_s": 0.01,
     "health.ejection_max_s": 0.01,
+    "idempotency.keep_s": 1,
+    "idempotency.keys_max": 1,
+    "idempotency.bytes_max": 0,
+    "idempotency.answer_bytes_max": 0,
     "pressure.memory_bytes_max": 0,
     "pressure.lag_s_max": 0.01,
     "pressure.hold_s": 0,

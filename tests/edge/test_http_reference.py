@@ -31,7 +31,12 @@ def test_every_path_is_listed_and_answers_as_the_page_says(edge: Edge) -> None:
 
 
 def test_every_response_header_in_the_code_is_on_the_page_and_no_other() -> None:
-    files = ("gateway/connection.py", "gateway/server.py", "protocols/openai.py")
+    files = (
+        "gateway/connection.py",
+        "gateway/idempotency.py",
+        "gateway/server.py",
+        "protocols/openai.py",
+    )
     text = "".join((SOURCE / file).read_text(encoding="utf-8") for file in files)
     written = set(re.findall(r"(?:\"|\\n|%b|%s)([a-z]+(?:-[a-z]+)*): ?", text))
     headers = {

@@ -36,6 +36,7 @@ body_bytes_max = 65536
 
 [health]
 failures_to_eject = 1000000
+rest_s = 0
 """
 
 
@@ -73,7 +74,7 @@ FAULTS: dict[tuple[Row, bool], tuple[str, int, str]] = {
     ((Reason.REJECTED, WORKING), True): ("error:400", 0, ""),
     ((Reason.REJECTED, WORKING), False): ("error:422", 0, ""),
     ((Reason.REJECTED, ANSWERING), True): ("error_event:4:400", 4, ""),
-    ((Reason.BUSY, WORKING), True): ("error:429:7", 0, ""),
+    ((Reason.BUSY, WORKING), True): ("error:429:0", 0, ""),
     ((Reason.BUSY, WORKING), False): ("error:503", 0, ""),
     ((Reason.BUSY, ANSWERING), True): ("error_event:4:503", 4, ""),
     ((Reason.UNREACHABLE, WORKING), True): ("refuse", 0, ""),

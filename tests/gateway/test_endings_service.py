@@ -236,6 +236,7 @@ def test_a_body_whose_reader_dies_ends_as_the_table_says(narrow: Rig, way: Way) 
 PRESSED = (Reason.PRESSED, UNSTARTED)
 NO_REPLICA = (Reason.NO_READY_REPLICA, UNSTARTED)
 NO_LEDGER = (Reason.LEDGER_BEHIND, UNSTARTED)
+RESTING = (Reason.RESTING, UNSTARTED)
 
 
 def test_a_process_without_room_ends_what_comes_as_the_table_says() -> None:
@@ -270,6 +271,19 @@ def test_a_model_without_replicas_ends_as_the_table_says() -> None:
                 check(before, NO_REPLICA, way, Seen(read_to_end(connection, way)))
 
 
+def test_a_model_whose_replicas_all_rest_ends_as_the_table_says() -> None:
+    """T26: the first request is told by the replica, those after it by us."""
+    with rig({"slots": 64, "faults": "error:429:60"}) as one:
+        assert one.ask().status == 503
+        for way in WAYS:
+            with (
+                books(one, RESTING) as before,
+                one.open(stream=way.stream, headers=way.headers) as connection,
+            ):
+                check(before, RESTING, way, Seen(read_to_end(connection, way)))
+        assert one.engine.stats()["requests"] == 1
+
+
 @pytest.mark.timeout(60)
 def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
     """T29: somebody keeps the database locked. One record waits for it; when it is free again, that is written, and work goes on."""
@@ -298,7 +312,7 @@ def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
 COVERED = {
     *test_endings.COVERED,
     *cases(QUEUED),
-    *cases([SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, PRESSED, NO_REPLICA, NO_LEDGER]),
+    *cases([SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, PRESSED, NO_REPLICA, NO_LEDGER, RESTING]),
 }
 
 

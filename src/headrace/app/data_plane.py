@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.app.report import LoadReport, PlaneReport
-from headrace.config import Config, RequestConfig
+from headrace.config import Config, IdempotencyConfig, RequestConfig
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, leaves
@@ -18,6 +18,7 @@ from headrace.gateway.auth import Authenticator
 from headrace.gateway.bodies import BodyReader
 from headrace.gateway.certificate import CertificateFiles, ServedCertificate
 from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.idempotency import Idempotency, KeptAnswer
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Listener, Room, open_sockets
 from headrace.gateway.server import Gateway, PortLimits
@@ -26,6 +27,7 @@ from headrace.gateway.usage import RecordSink, UsageCloser
 from headrace.gateway.watch import AttemptLimits
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit, HealthRules
+from headrace.policies.idempotency import IdempotencyTable
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.pressure import Pressure
 from headrace.stores import tenants
@@ -273,6 +275,7 @@ def build_gateway(
         ),
         usage=UsageCloser(records, metrics, log, clock=clock),
         bodies=BodyReader(clock=clock),
+        idempotency=Idempotency(_answers_kept(config.idempotency), metrics=metrics, clock=clock),
         limits=PortLimits(
             connections_max=config.server.connections_max,
             header_timeout_s=config.server.header_timeout_s,
@@ -293,6 +296,16 @@ def build_gateway(
         log=log,
         clock=clock,
         chance=chance,
+    )
+
+
+def _answers_kept(idempotency: IdempotencyConfig) -> IdempotencyTable[KeptAnswer]:
+    return IdempotencyTable(
+        ttl_s=idempotency.keep_s,
+        entries_max=idempotency.keys_max,
+        bytes_max=idempotency.bytes_max,
+        answer_bytes_max=min(idempotency.answer_bytes_max, idempotency.bytes_max),
+        size_of=lambda answer: answer.size,
     )
 
 

@@ -35,6 +35,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         output_tokens_max: The caller's bound on generated tokens, or None.
         choices: `n`, at least 1.
         arrived_s, deadline_s: Monotonic seconds.
+        is_keyed: It came with an Idempotency-Key.
         arrived_wall_s: Unix seconds, for records.
     """
 
@@ -52,3 +53,4 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     arrived_s: float
     arrived_wall_s: float
     deadline_s: float
+    is_keyed: bool = False

@@ -28,6 +28,7 @@ from headrace.gateway.call import Call
 from headrace.gateway.connection import ClientConnection, HttpCall, PortConnection, Screened
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.idempotency import KEY_HEADER, Idempotency, RecordedCall
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
 from headrace.gateway.routes import (
@@ -78,6 +79,7 @@ class Gateway:
         upstream: Upstream,
         usage: UsageCloser,
         bodies: BodyReader,
+        idempotency: Idempotency,
         limits: PortLimits,
         outbox: Outbox,
         accepts_work: Callable[[], bool],
@@ -98,6 +100,7 @@ class Gateway:
         self.write_stall_limit_s = limits.write_stall_limit_s
         self.body_bytes_per_s_min = limits.body_bytes_per_s_min
         self._bodies = bodies
+        self._idempotency = idempotency
         self._limits = limits
         self._accepts_work = accepts_work
         self._ladder = ladder
@@ -141,6 +144,12 @@ class Gateway:
         else:
             parsed = openai.parse_body(endpoint, call.body)
         request, deployment = self._parse(call, endpoint, parsed)
+        recorded: RecordedCall | None = None
+        if request.is_keyed:
+            recorded = self._idempotency.enter(call, request)
+            if recorded is None:
+                return
+            call = recorded
         account = Account(request, deployment)
         delivery = self._delivery(call, request, deployment)
         slot = self.dispatch.slot(request)
@@ -165,6 +174,8 @@ class Gateway:
             self._end(request)
             account.queue_wait_s = slot.ticket.waited_s
             self.usage.close(account, delivery)
+            if recorded is not None:
+                recorded.close()
 
     def _report(self, bug: Exception, call: Call) -> None:
         self._metrics.internal_errors.labels("request").add()
@@ -239,6 +250,8 @@ class Gateway:
             arrived_s=call.received_s,
             arrived_wall_s=self.clock.wall_s(),
             deadline_s=self._deadline_s(call),
+            # The head of a WebSocket is that of all its requests.
+            is_keyed=KEY_HEADER in call.head.headers and not call.must_stream,
         )
         return request, deployment
 

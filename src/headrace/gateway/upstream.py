@@ -177,7 +177,7 @@ class Upstream:
                 attempt.reception.outcome,
                 endpoint=request.endpoint,
                 was_sent=attempt.was_sent,
-                has_key=False,
+                has_key=request.is_keyed,
             )
             and slot.has_alternative
             and lane.budget.take(now_s=now_s)

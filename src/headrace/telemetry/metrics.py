@@ -147,6 +147,12 @@ class Metrics:
         labels=("model", "replica"),
         series_max=256,
     )
+    idempotent_replays: Counter = _counter(
+        "headrace_idempotent_replays_total",
+        "Requests answered from what was kept for their Idempotency-Key; no replica worked.",
+        labels=(),
+        series_max=1,
+    )
     replica_circuit: Gauge = _gauge(
         "headrace_replica_circuit",
         "1 for what the replica gets: closed (its share), open (nothing), half_open (one request), slow_start.",

@@ -1,0 +1,125 @@
+"""Was this request made before? Answers kept by tenant and Idempotency-Key, so that work is not done twice."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+from headrace.core.ids import TenantId
+
+Answer = TypeVar("Answer")
+KeyOf = tuple[TenantId, bytes]
+
+
+class Known(Enum):
+    """What is known of a key, if its answer is not at hand.
+
+    NEW: nothing; the request is to be done, and `keep` or `drop` follows.
+    RUNNING: a request with it is in progress.
+    OTHER: it was used for another request.
+    TOO_LARGE: its answer was complete, and larger than what is kept.
+    """
+
+    NEW = "new"
+    RUNNING = "running"
+    OTHER = "other"
+    TOO_LARGE = "too_large"
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Answer]):
+    """Owner: the table. `answer` holds once `is_done`; None then means that it was too large."""
+
+    digest: bytes
+    ends_s: float
+    is_done: bool = False
+    answer: Answer | None = None
+    size: int = 0
+
+
+class IdempotencyTable(Generic[Answer]):
+    """What has been asked with a key, for `ttl_s` each. State: `_entries` in the order in which they end.
+
+    Bounded: beyond `entries_max`, or `bytes_max` for all answers, those that end first are forgotten, except those that
+    are in progress, of which there are no more than requests in progress.
+    """
+
+    def __init__(
+        self,
+        *,
+        ttl_s: float,
+        entries_max: int,
+        bytes_max: int,
+        answer_bytes_max: int,
+        size_of: Callable[[Answer], int],
+    ) -> None:
+        assert answer_bytes_max <= bytes_max
+        self._ttl_s = ttl_s
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._size_of = size_of
+        self._entries: dict[KeyOf, _Entry[Answer]] = {}
+        self._bytes = 0
+        self.answer_bytes_max = answer_bytes_max
+
+    def begin(self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float) -> Known | Answer:
+        """The answer that was kept for this very request, or what is known of its key. NEW holds the key."""
+        self._forget_ended(now_s)
+        entry = self._entries.get((tenant, key))
+        if entry is None:
+            self._make_room(0)
+            self._entries[tenant, key] = _Entry(digest, now_s + self._ttl_s)
+            return Known.NEW
+        if entry.digest != digest:
+            return Known.OTHER
+        if not entry.is_done:
+            return Known.RUNNING
+        return Known.TOO_LARGE if entry.answer is None else entry.answer
+
+    def keep(self, tenant: TenantId, key: bytes, answer: Answer | None) -> None:
+        """The request that `begin` called new was answered; None for an answer that is too large to be kept."""
+        entry = self._entries.get((tenant, key))
+        if entry is None or entry.is_done:
+            return  # it took longer than answers are kept
+        size = 0 if answer is None else self._size_of(answer)
+        if size > self.answer_bytes_max:
+            answer, size = None, 0
+        self._make_room(size)
+        entry.is_done, entry.answer, entry.size = True, answer, size
+        self._bytes += size
+
+    def drop(self, tenant: TenantId, key: bytes) -> None:
+        """It was not answered: whoever asks again starts anew."""
+        entry = self._entries.get((tenant, key))
+        if entry is not None and not entry.is_done:
+            del self._entries[tenant, key]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Keys, and bytes of answers."""
+        return len(self._entries), self._bytes
+
+    def _forget_ended(self, now_s: float) -> None:
+        for name, entry in list(self._first(64)):
+            if entry.ends_s > now_s:
+                return
+            self._forget(name, entry)
+
+    def _make_room(self, size: int) -> None:
+        while len(self._entries) >= self._entries_max or self._bytes + size > self._bytes_max:
+            done = next(((name, entry) for name, entry in self._entries.items() if entry.is_done), None)
+            if done is None:
+                return
+            self._forget(*done)
+
+    def _first(self, count: int) -> list[tuple[KeyOf, _Entry[Answer]]]:
+        found = []
+        for item in self._entries.items():
+            found.append(item)
+            if len(found) == count:
+                break
+        return found
+
+    def _forget(self, name: KeyOf, entry: _Entry[Answer]) -> None:
+        del self._entries[name]
+        self._bytes -= entry.size

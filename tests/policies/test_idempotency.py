@@ -1,0 +1,112 @@
+"""What is known of a key: one request does the work, its answer is the answer, and the memory for it is bounded."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from headrace.core.ids import TenantId
+from headrace.policies.idempotency import IdempotencyTable, Known
+
+ACME, BETA = TenantId("acme"), TenantId("beta")
+KEYS_MAX, BYTES_MAX, ANSWER_BYTES_MAX, TTL_S = 4, 10, 6, 100.0
+
+
+def table() -> IdempotencyTable[bytes]:
+    return IdempotencyTable(
+        ttl_s=TTL_S, entries_max=KEYS_MAX, bytes_max=BYTES_MAX, answer_bytes_max=ANSWER_BYTES_MAX, size_of=len
+    )
+
+
+def test_the_answer_of_the_first_is_the_answer_of_all() -> None:
+    kept = table()
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=0.0) is Known.NEW
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=1.0) is Known.RUNNING
+    kept.keep(ACME, b"k", b"answer")
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=2.0) == b"answer"
+    kept.drop(ACME, b"k")  # what every request says at its end
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=3.0) == b"answer"
+
+
+def test_a_key_stands_for_one_request_of_one_tenant() -> None:
+    kept = table()
+    kept.begin(ACME, b"k", digest=b"1", now_s=0.0)
+    assert kept.begin(ACME, b"k", digest=b"2", now_s=0.0) is Known.OTHER
+    assert kept.begin(BETA, b"k", digest=b"2", now_s=0.0) is Known.NEW
+
+
+def test_who_was_not_answered_starts_anew() -> None:
+    kept = table()
+    kept.begin(ACME, b"k", digest=b"1", now_s=0.0)
+    kept.drop(ACME, b"k")
+    assert kept.begin(ACME, b"k", digest=b"2", now_s=0.0) is Known.NEW
+
+
+def test_a_key_is_forgotten_after_its_time_even_if_its_request_still_runs() -> None:
+    kept = table()
+    kept.begin(ACME, b"k", digest=b"1", now_s=0.0)
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=TTL_S) is Known.NEW
+    kept.keep(ACME, b"k", b"second")
+    kept.keep(ACME, b"k", b"first")
+    kept.keep(ACME, b"never begun", b"")
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=TTL_S) == b"second"
+
+
+def test_of_an_answer_that_is_too_large_only_that_is_known() -> None:
+    kept = table()
+    for key, answer in ((b"a", None), (b"b", b"x" * (ANSWER_BYTES_MAX + 1))):
+        kept.begin(ACME, key, digest=b"1", now_s=0.0)
+        kept.keep(ACME, key, answer)
+        assert kept.begin(ACME, key, digest=b"1", now_s=0.0) is Known.TOO_LARGE
+    assert kept.size == (2, 0)
+
+
+@given(extra=st.integers(1, 20))
+def test_a_flood_of_keys_pushes_out_the_oldest_that_are_done(extra: int) -> None:
+    kept = table()
+    kept.begin(ACME, b"running", digest=b"1", now_s=0.0)
+    for number in range(KEYS_MAX + extra):
+        kept.begin(ACME, b"%d" % number, digest=b"1", now_s=1.0)
+        kept.keep(ACME, b"%d" % number, b"x")
+    assert kept.size[0] <= KEYS_MAX
+    assert kept.begin(ACME, b"running", digest=b"1", now_s=1.0) is Known.RUNNING
+    assert kept.begin(ACME, b"%d" % (KEYS_MAX + extra - 1), digest=b"1", now_s=1.0) == b"x"
+    assert kept.begin(ACME, b"0", digest=b"1", now_s=1.0) is Known.NEW
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of beginnings and ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = table()
+        self.now_s = 0.0
+        self.running: set[bytes] = set()
+
+    @rule(pause_s=st.floats(0.0, 60.0))
+    def passes(self, pause_s: float) -> None:
+        self.now_s += pause_s
+
+    @rule(key=st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"]), digest=st.sampled_from([b"1", b"2"]))
+    def begins(self, key: bytes, digest: bytes) -> None:
+        if self.table.begin(ACME, key, digest=digest, now_s=self.now_s) is Known.NEW:
+            self.running.add(key)
+
+    @rule(
+        key=st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"]), size=st.integers(0, 8), works=st.booleans()
+    )
+    def ends(self, key: bytes, size: int, works: bool) -> None:
+        if key in self.running:
+            self.running.discard(key)
+            if works:
+                self.table.keep(ACME, key, b"x" * size)
+            self.table.drop(ACME, key)
+
+    @invariant()
+    def is_bounded(self) -> None:
+        entries, size = self.table.size
+        assert entries <= KEYS_MAX + len(self.running)
+        assert 0 <= size <= BYTES_MAX
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
