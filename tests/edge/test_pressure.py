@@ -16,6 +16,8 @@ import pytest
 from tests.edge.conftest import Edge, running_edge
 from tests.support.http_answers import Answer, answers, read_answers
 from tests.support.provider import wait_until
+from tests.support.websocket import TEXT, RawSocket, ask, dial, frame, handshake, hear, raw, refused
+from tests.support.websocket import question as websocket_question
 from tests.support.wire import read
 
 pytestmark = pytest.mark.slow
@@ -90,6 +92,34 @@ def test_short_of_memory_it_refuses_and_lets_go_of_bodies_and_recovers() -> None
         assert edge.service.resident_bytes < limit
         assert edge.service.chat(edge.key, max_tokens=3)[0] == 200
         assert changes(edge)[-1] == ("pressure.eased", "calm", "memory")
+
+
+def test_short_of_memory_it_lets_go_of_messages_that_are_on_their_way() -> None:
+    """T15: over WebSocket, too; requests there are told to come back, and what runs goes on."""
+    with running_edge() as unloaded:
+        base = unloaded.service.resident_bytes
+    config = f"[pressure]\nmemory_bytes_max = {base + 80 * MIB}\nhold_s = 2.0\n"
+    with running_edge(config=config, itl_ms=20, tokens=1500) as edge, ExitStack() as stack:
+        port, key = edge.service.port, edge.key
+        running = stack.enter_context(dial(port, key))
+        running.send(websocket_question())
+        hear(running, until=["headrace.open"])
+        begun: list[RawSocket] = []
+        while ("pressure.rose", "refuse", "memory") not in changes(edge):
+            assert len(begun) < 80, "320 MiB and no pressure"
+            begun.append(stack.enter_context(raw(port, key)))
+            with contextlib.suppress(OSError):  # let go of while it was sent
+                begun[-1].send(frame(TEXT, b" " * (4 * MIB - 1))[:-1])
+            time.sleep(0.05)  # the callers' pace: the ladder looks four times a second
+        hear(running, until=["chat.completion.chunk"])  # what runs goes on
+        running.send('{"cancel": true}')
+        hear(running)
+        end = ask(running).end
+        assert (end["status"], end["error"]["code"]) == (503, "saturated")
+        assert int(end["headers"]["retry-after"]) >= 1
+        assert refused(port, handshake(key=key)).status == 503
+        assert [socket.close_code() for socket in begun].count(1013) >= len(begun) - 2
+        wait_until(lambda: level(edge) == "calm", what="the pressure to be over")
 
 
 def test_near_its_limit_it_answers_but_keeps_no_connection(edge: Edge) -> None:

@@ -87,6 +87,7 @@ def test_no_bytes_raise_anything_but_a_refusal(data: bytes) -> None:
 def test_it_is_idle_between_messages_only() -> None:
     reader = RequestReader(Sink())
     assert reader.is_idle
+    assert reader.is_fresh
     reader.feed(POST[:10])
     assert not reader.is_idle
     assert not reader.is_reading_body
@@ -96,6 +97,16 @@ def test_it_is_idle_between_messages_only() -> None:
     reader.feed(POST[-3:])
     assert reader.is_idle
     assert not reader.is_reading_body
+    assert not reader.is_fresh
+
+
+def test_what_it_lets_go_of_is_gone() -> None:
+    """T15: a refused body takes no memory while its sender lingers."""
+    reader = RequestReader(Sink())
+    reader.feed(POST[:-1])
+    assert reader.body_bytes == 4
+    reader.abandon()
+    assert reader.body_bytes == 0
 
 
 def test_the_first_of_repeated_harmless_headers_counts() -> None:
