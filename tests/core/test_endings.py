@@ -63,6 +63,7 @@ def test_the_outcome_says_how_far_a_request_had_come(row: Ending) -> None:
     has_left = row.error is errors.ClientGone
     assert row.outcome is (Outcome.CANCELLED if has_left else by_stage[row.stage])
     assert (row.attempt is None) == (row.stage is Stage.UNSTARTED)
+    assert row.event == (None if row.outcome is Outcome.DELIVERED else f"request.{row.outcome}")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name)

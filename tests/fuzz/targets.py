@@ -16,7 +16,8 @@ from headrace.core.request import Endpoint
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.routes import RouteTable, open_to_all
 from headrace.protocols import answers, http1, openai, sse
-from headrace.protocols.answers import AnswerAssembler, BadAnswer, ReportedFault, StreamedAnswer
+from headrace.protocols.answers import BadAnswer, ReportedFault, StreamedAnswer
+from headrace.protocols.assembling import AnswerAssembler
 from headrace.protocols.http1 import RequestHead, RequestReader
 
 BODY_BYTES_MAX = 300
@@ -167,7 +168,9 @@ def event_streams(data: bytes) -> None:
 
 def streamed_answers(data: bytes) -> None:
     """T36: whatever events come, they are forwarded as JSON, are the end, a fault, or no answer; and they can be counted."""
-    answer = StreamedAnswer(wants_usage=bool(len(data) % 2), hides_cached=True, hides_progress=True)
+    answer = StreamedAnswer(
+        choices=1, wants_usage=bool(len(data) % 2), hides_cached=True, hides_progress=True
+    )
     assembler = AnswerAssembler(is_chat=True)
     try:
         for payload in data.split(b"\n"):

@@ -14,11 +14,16 @@ BIG_NUMBER = 12345678901234567890  # fits in 64 bits, not in a float
 
 
 class PlainServer:
-    """What it was asked, oldest first: the headers (names in lower case) and the parsed body of each POST."""
+    """What it was asked, oldest first: the headers (names in lower case) and the parsed body of each POST.
+
+    Attributes:
+        more: Further fields of its answers; of a stream in the last event.
+    """
 
     def __init__(self) -> None:
         self.headers: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []
+        self.more: dict[str, Any] = {}
         self.url = ""
 
 
@@ -37,10 +42,13 @@ def plain_server() -> Iterator[PlainServer]:
             seen.headers.append({name.lower(): value for name, value in self.headers.items()})
             seen.bodies.append(body)
             if body.get("stream"):
-                events = [json.dumps(_answer("delta", stop)) for stop in (None, "stop")] + ["[DONE]"]
+                last = json.dumps({**_answer("delta", "stop"), **seen.more})
+                events = [json.dumps(_answer("delta", None)), last, "[DONE]"]
                 self._answer("text/event-stream", "".join(f"data: {event}\n\n" for event in events).encode())
             else:
-                self._answer("application/json", json.dumps(_answer("message", "stop")).encode())
+                self._answer(
+                    "application/json", json.dumps({**_answer("message", "stop"), **seen.more}).encode()
+                )
 
         def _answer(self, content_type: str, body: bytes) -> None:
             self.send_response(200)

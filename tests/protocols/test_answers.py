@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
 from headrace.protocols import answers, sse
+from headrace.protocols.assembling import AnswerAssembler
 from tests.protocols.chunks import TEXT, choice, chunk, pieces, usage_of
 
 raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -21,10 +22,14 @@ PROMPT_BYTES = 40
 
 
 def reading(
-    *, wants_usage: bool = False, hides_cached: bool = False, hides_progress: bool = False
+    *,
+    choices: int = 1,
+    wants_usage: bool = False,
+    hides_cached: bool = False,
+    hides_progress: bool = False,
 ) -> answers.StreamedAnswer:
     return answers.StreamedAnswer(
-        wants_usage=wants_usage, hides_cached=hides_cached, hides_progress=hides_progress
+        choices=choices, wants_usage=wants_usage, hides_cached=hides_cached, hides_progress=hides_progress
     )
 
 
@@ -158,6 +163,26 @@ def test_an_answer_of_several_choices_is_complete_when_all_of_them_are() -> None
     assert answer.is_complete
 
 
+def test_an_answer_is_complete_when_as_many_choices_are_as_were_asked_for() -> None:
+    """T3: of those that never began, nobody can see that they are missing."""
+    answer = reading(choices=2)
+    answer.take(chunk(choice("content", "a", index=0, finish="stop")))
+    assert not answer.is_complete
+    answer.take(chunk(choice("content", "a", index=1, finish="stop")))
+    assert answer.is_complete
+
+
+@pytest.mark.parametrize("reason", sorted(answers.CUT_SHORT))
+def test_an_answer_that_the_engine_gave_up_is_none(reason: str) -> None:
+    """T3, T36: a finish_reason that says so is no finish."""
+    answer = reading()
+    assert answer.take(chunk(choice("content", "a", finish=reason))) is None
+    assert answer.fault == answers.UpstreamFault(500, "")
+    assert not answer.is_complete
+    with pytest.raises(answers.ReportedFault):
+        answers.read_whole(chunk(choice("text", "a", finish=reason)), hides_cached=True)
+
+
 @pytest.mark.parametrize(
     "payload",
     [
@@ -189,10 +214,10 @@ def test_garbage_in_a_field_that_is_only_looked_at_later_is_a_bad_answer_too(bod
     """T36, T33: fields that a first reading passes over."""
     payload = body % b'"choices": []'
     with pytest.raises(answers.BadAnswer):
-        answers.AnswerAssembler(is_chat=True).take(payload)
+        AnswerAssembler(is_chat=True).take(payload)
 
 
-@pytest.mark.parametrize("inside", [b'"x": 1e999', b'"\xff": 1'])
+@pytest.mark.parametrize("inside", [b'"x": [}', b'"\xff": 1'])
 def test_garbage_inside_the_usage_is_a_bad_answer(inside: bytes) -> None:
     """T36: also where the usage has to be shown without its cached tokens."""
     usage = b'{"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}, %b}' % inside
@@ -216,7 +241,7 @@ def test_garbage_inside_the_usage_is_a_bad_answer(inside: bytes) -> None:
     has_usage=st.booleans(),
     has_timings=st.booleans(),
     unknown=st.dictionaries(
-        st.text(max_size=5).map(lambda name: f"x_{name}"),
+        st.text(max_size=5).filter(lambda name: "cache" not in name.lower()).map(lambda name: f"x_{name}"),
         st.recursive(st.text() | st.integers(0, 9) | st.none(), st.lists),
     ),
 )
@@ -247,17 +272,29 @@ def test_nothing_hidden_passes_and_everything_else_passes_as_it_came(
     before, after = raw_fields(payload), raw_fields(forwarded)
     shows_usage = has_usage and wants_usage and (is_finished or not has_choices)
     assert ("usage" in after) == shows_usage
-    assert ("timings" in after) == (has_timings and not hides_progress)
+    assert ("timings" in after) == (has_timings and not hides_progress and not hides_cached)
     if shows_usage:
         shown = json.loads(bytes(after.pop("usage")))
         assert ("prompt_tokens_details" in shown) == (not hides_cached)
         assert (shown["prompt_tokens"], shown["completion_tokens"], shown["total_tokens"]) == (9, 3, 12)
     before.pop("usage", None)
-    if hides_progress:
+    if hides_progress or hides_cached:
         before.pop("timings", None)
     assert {key: bytes(raw) for key, raw in after.items()} == {key: bytes(raw) for key, raw in before.items()}
-    if not has_usage and not (has_timings and hides_progress):
+    if not has_usage and not has_timings:
         assert forwarded is payload
+
+
+@pytest.mark.parametrize("hides_cached", [True, False])
+def test_progress_that_tells_what_was_cached_is_hidden_with_it(hides_cached: bool) -> None:
+    """T42: prompt tokens worked on are those that were not cached; also before the first token, and in a whole answer."""
+    timings = {"cache_n": 8, "prompt_n": 1, "predicted_n": 1}
+    progress = chunk(choice("content", ""), prompt_progress={"total": 9, "cache": 8})
+    body = chunk(choice("text", "a", finish="stop"), timings=timings)
+    shown = reading(hides_cached=hides_cached).take(progress) or b""
+    whole, _ = answers.read_whole(body, hides_cached=hides_cached)
+    assert (b"cache" in shown) == (not hides_cached)
+    assert ("timings" in json.loads(whole)) == (not hides_cached)
 
 
 @pytest.mark.parametrize("hides_cached", [True, False])

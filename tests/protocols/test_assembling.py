@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.protocols import answers
+from headrace.protocols.assembling import AnswerAssembler
 from tests.protocols.chunks import TEXT, choice, chunk, pieces, usage_of
 
 CALL = st.fixed_dictionaries(
@@ -88,7 +88,7 @@ def test_a_stream_assembled_is_the_whole_answer(choices: list[dict[str, Any]], s
         "choices": [{"index": index, **part} for index, part in enumerate(choices)],
         "usage": usage_of(5, 5),
     }
-    assembler = answers.AnswerAssembler(is_chat=True)
+    assembler = AnswerAssembler(is_chat=True)
     for event in stream_of(whole, Random(seed)):
         assembler.take(event)
     assert json.loads(assembler.body()) == whole
@@ -97,7 +97,7 @@ def test_a_stream_assembled_is_the_whole_answer(choices: list[dict[str, Any]], s
 @given(text=TEXT, seed=st.integers(0, 2**32))
 def test_a_stream_of_text_assembled_is_the_whole_text(text: str, seed: int) -> None:
     cut = pieces(text, Random(seed))
-    assembler = answers.AnswerAssembler(is_chat=False)
+    assembler = AnswerAssembler(is_chat=False)
     for position, piece in enumerate(cut):
         logprobs = {"tokens": [piece], "top_logprobs": [None], "text_offset": [position]}
         assembler.take(chunk({"index": 0, "text": piece, "logprobs": logprobs, "finish_reason": None}))
@@ -122,7 +122,7 @@ def test_arguments_split_at_every_byte_join_to_what_they_were() -> None:
     """T38."""
     arguments = json.dumps({"city": "\u00dcrümqi \U0001f600", "days": [1, 2]}, ensure_ascii=False)
     for place in range(len(arguments) + 1):
-        assembler = answers.AnswerAssembler(is_chat=True)
+        assembler = AnswerAssembler(is_chat=True)
         for piece in (arguments[:place], arguments[place:]):
             assembler.take(chunk(choice("arguments", piece)))
         (call,) = json.loads(assembler.body())["choices"][0]["message"]["tool_calls"]
@@ -141,7 +141,7 @@ def test_arguments_split_at_every_byte_join_to_what_they_were() -> None:
 )
 def test_parts_of_an_odd_shape_are_kept_and_break_nothing(delta: Any) -> None:
     """T36: what is not indexed can't be merged, and is passed on as it came."""
-    assembler = answers.AnswerAssembler(is_chat=True)
+    assembler = AnswerAssembler(is_chat=True)
     for _ in range(2):
         assembler.take(chunk({"delta": delta, "index": None}))
     message = json.loads(assembler.body())["choices"][0]["message"]

@@ -14,7 +14,7 @@ from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
 from headrace.engines.http import Headers, UpstreamConnection, header
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.walk import Signal
-from headrace.protocols import answers, http1, sse
+from headrace.protocols import answers, assembling, http1, sse
 from headrace.telemetry.families import Distribution
 
 WHOLE_BYTES_MAX = 32 * 1024 * 1024
@@ -226,6 +226,7 @@ class RelayReception(Reception):
         self._events = sse.EventParser()
         traits = replica.traits
         self._answer = answers.StreamedAnswer(
+            choices=request.choices,
             wants_usage=request.wants_usage or not request.is_streaming,
             hides_cached=not traits.partitions_slots,
             hides_progress=traits.reports_progress and not request.wire_fields.get("timings_per_token"),
@@ -320,7 +321,7 @@ class AssemblyReception(RelayReception):
         clock: Clock,
     ) -> None:
         super().__init__(request, replica, delivery, sent_s=sent_s, itl=itl, clock=clock)
-        self._assembler = answers.AnswerAssembler(is_chat=request.endpoint is Endpoint.CHAT_COMPLETIONS)
+        self._assembler = assembling.AnswerAssembler(is_chat=request.endpoint is Endpoint.CHAT_COMPLETIONS)
 
     def _pass_on(self, events: list[bytes], now_s: float) -> None:
         try:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
-from headrace.protocols import sse
+from headrace.protocols import hiding, mending, sse
 
 
 class BadAnswer(Exception):
@@ -70,24 +70,31 @@ class _Chunk(msgspec.Struct, gc=False):
 
 
 _ABSENT = msgspec.Raw(b"null")
+# What engines call an end that is none: they gave the request up, or failed.
+CUT_SHORT = frozenset({"abort", "error"})
+
+
+class _Finish(msgspec.Struct, gc=False):
+    finish_reason: str | None = None
 
 
 class _Whole(msgspec.Struct, gc=False):
-    """Choices and data stay bytes: a batch of embeddings is megabytes of numbers that nobody here reads."""
+    """Data stays bytes: a batch of embeddings is megabytes of numbers that nobody here reads."""
 
-    choices: msgspec.Raw = _ABSENT
+    choices: list[_Finish] | None = None
     data: msgspec.Raw = _ABSENT
     usage: _Usage | None = None
+    timings: msgspec.Raw = _ABSENT
     error: Any = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_whole = msgspec.json.Decoder(_Whole).decode
 _decode_raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_any = msgspec.json.Decoder().decode
+decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 # Any decoder may raise these, also on bytes that another has taken: fields that it doesn't know are hardly looked at.
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class StreamedAnswer:
@@ -97,16 +104,19 @@ class StreamedAnswer:
     joined text. A count that can't be true (negative, or zero beside text) counts as missing; error text is never output.
 
     Args:
+        choices: How many were asked for: the answer is complete when so many have their finish_reason.
         wants_usage: The caller asked for usage in the stream; without it usage is read and taken out.
-        hides_cached: `cached_tokens` may speak of another tenant's prompts: recorded, not shown.
+        hides_cached: What was cached may have been another tenant's prompts: recorded, and not shown in any spelling.
         hides_progress: `timings` were asked for by us, not by the caller.
     """
 
     __slots__ = (
+        "_choices",
         "_final",
         "_finished",
         "_hides_cached",
         "_hides_progress",
+        "_numbers",
         "_progress",
         "_wants_usage",
         "content_bytes",
@@ -114,13 +124,15 @@ class StreamedAnswer:
         "is_done",
     )
 
-    def __init__(self, *, wants_usage: bool, hides_cached: bool, hides_progress: bool) -> None:
+    def __init__(self, *, choices: int, wants_usage: bool, hides_cached: bool, hides_progress: bool) -> None:
+        self._choices = choices
         self._wants_usage = wants_usage
         self._hides_cached = hides_cached
         self._hides_progress = hides_progress
         self._final: TokenUsage | None = None
         self._progress: TokenUsage | None = None
         self._finished: dict[int | None, bool] = {}  # by the index of each choice seen
+        self._numbers: dict[int | None, mending.CallNumbers] = {}  # the same, where tools are called
         self.content_bytes = 0
         self.is_done = False
         self.fault: UpstreamFault | None = None
@@ -132,7 +144,7 @@ class StreamedAnswer:
 
     @property
     def _are_all_finished(self) -> bool:
-        return bool(self._finished) and all(self._finished.values())
+        return len(self._finished) >= self._choices and all(self._finished.values())
 
     def take(self, payload: bytes) -> bytes | None:
         """Reads one event; returns the data to forward, or None. Raises BadAnswer. After `fault` or `is_done` read no more."""
@@ -141,16 +153,24 @@ class StreamedAnswer:
             return None
         try:
             chunk = _decode_chunk(payload)
-        except _NOT_JSON as error:
+        except NOT_JSON as error:
             raise BadAnswer("an event is not a chunk of an answer") from error
         if chunk.error is not None:
             self.fault = fault_of(chunk.error, status=500)
             return None
+        text_bytes, is_odd = self.content_bytes, False
         for choice in chunk.choices:
-            if choice.finish_reason:  # some engines send an empty one with every piece
+            if choice.finish_reason:
+                if choice.finish_reason in CUT_SHORT:
+                    self.fault = UpstreamFault(500, "")
+                    return None
                 self._finished[choice.index] = True
             else:
                 self._finished.setdefault(choice.index, False)
+                if choice.finish_reason is not None:
+                    is_odd = True
+            if choice.delta is not None and choice.delta.tool_calls:
+                is_odd = True
             self.content_bytes += _content_bytes(choice)
         if chunk.timings is not None:
             timings = chunk.timings
@@ -161,12 +181,17 @@ class StreamedAnswer:
                 UsageSource.CUMULATIVE,
             )
             self._progress = _later(self._progress, counted)
-        if chunk.usage is None and not (chunk.timings is not None and self._hides_progress):
-            return payload
         try:
-            return self._without_hidden(payload, chunk)
-        except _NOT_JSON as error:
+            if is_odd:
+                payload = self._mended(payload, chunk)
+            if chunk.usage is not None or chunk.timings is not None:
+                return self._without_hidden(payload, chunk)
+            # No engine speaks of its cache beside a piece of text, and looking for it would cost every token.
+            if self.content_bytes == text_bytes and self._hides_cached:
+                return hiding.without_cache(payload)
+        except NOT_JSON as error:
             raise BadAnswer("an event holds what is not JSON") from error
+        return payload
 
     def usage(self, *, prompt_bytes: int) -> TokenUsage:
         """The counts so far, for an attempt that a replica worked on."""
@@ -178,6 +203,16 @@ class StreamedAnswer:
                 estimate_tokens(prompt_bytes), estimate_tokens(self.content_bytes), 0, UsageSource.ESTIMATED
             )
         return TokenUsage(source=UsageSource.UNKNOWN)
+
+    def _mended(self, payload: bytes, chunk: _Chunk) -> bytes:
+        mends: list[mending.Mend] = []
+        for place, choice in enumerate(chunk.choices):
+            if choice.finish_reason == "":
+                mends.append(mending.Mend(place))
+            if choice.delta is not None and choice.delta.tool_calls:
+                numbers = self._numbers.setdefault(choice.index, mending.CallNumbers())
+                mends += numbers.mends(place, choice.delta.tool_calls)
+        return mending.mended(payload, mends) if mends else payload
 
     def _without_hidden(self, payload: bytes, chunk: _Chunk) -> bytes | None:
         fields = _decode_raw_object(payload)
@@ -193,11 +228,12 @@ class StreamedAnswer:
                 return None
             if not self._wants_usage or not is_final:
                 del fields["usage"]
-            elif self._hides_cached:
-                fields["usage"] = _without_cached(fields["usage"])
-        if self._hides_progress:
+        if (
+            self._hides_progress or self._hides_cached
+        ):  # how many prompt tokens were worked on says how many were not
             fields.pop("timings", None)
-        return _encode(fields)
+        shown = _encode(fields)
+        return hiding.without_cache(shown) if self._hides_cached else shown
 
 
 def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
@@ -208,18 +244,29 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
     """
     try:
         whole = _decode_whole(body)
-    except _NOT_JSON as error:
+    except NOT_JSON as error:
         raise BadAnswer("the body is not a JSON answer") from error
     if whole.error is not None:
         raise ReportedFault(fault_of(whole.error, status=500))
-    has_choices = _is_list(whole.choices)
-    if not has_choices and not _is_list(whole.data):
+    if whole.choices is None and not _is_list(whole.data):
         raise BadAnswer("the body holds no answer")
+    empty: list[mending.Mend] = []
+    for place, choice in enumerate(whole.choices or ()):
+        if choice.finish_reason == "":
+            empty.append(mending.Mend(place))
+        elif choice.finish_reason in CUT_SHORT:
+            raise ReportedFault(UpstreamFault(500, ""))
     usage = _read_usage(whole.usage, UsageSource.FINAL) if whole.usage is not None else None
-    if usage is not None and has_choices and not usage.completion_tokens and output_bytes(body):
+    if usage is not None and whole.choices and not usage.completion_tokens and output_bytes(body):
         usage = None
-    if hides_cached and whole.usage is not None and whole.usage.prompt_tokens_details is not None:
-        body = _without_cached_in(body)
+    try:
+        if empty:
+            body = mending.mended(body, empty)
+        if hides_cached:
+            body = _without_timings(body) if whole.timings is not _ABSENT else body
+            body = hiding.without_cache(body)
+    except NOT_JSON as error:
+        raise BadAnswer("the body holds what is not JSON") from error
     return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
 
 
@@ -227,12 +274,9 @@ def _is_list(raw: msgspec.Raw) -> bool:
     return memoryview(raw)[:1].tobytes() == b"["
 
 
-def _without_cached_in(body: bytes) -> bytes:
-    try:
-        fields = _decode_raw_object(body)
-        fields["usage"] = _without_cached(fields["usage"])
-    except _NOT_JSON as error:
-        raise BadAnswer("the body holds what is not JSON") from error
+def _without_timings(body: bytes) -> bytes:
+    fields = _decode_raw_object(body)
+    del fields["timings"]
     return _encode(fields)
 
 
@@ -240,100 +284,8 @@ def output_bytes(body: bytes) -> int:
     """UTF-8 bytes of the generated text in a whole answer, for an estimate where no usage was reported."""
     try:
         return sum(map(_content_bytes, _decode_chunk(body).choices))
-    except _NOT_JSON:
+    except NOT_JSON:
         return 0  # of another shape than ours: nothing to count is better than no answer
-
-
-class AnswerAssembler:
-    """Builds the whole answer from the events of a streamed one, unknown fields included.
-
-    Strings of deltas are joined, except names that are sent whole; lists of indexed parts (choices, tool calls) are merged
-    by index; other lists (log-probabilities) are extended.
-    """
-
-    _WHOLE_NAMES = frozenset(
-        {"role", "id", "type", "name", "finish_reason", "object", "model", "system_fingerprint"}
-    )
-
-    def __init__(self, *, is_chat: bool) -> None:
-        self._is_chat = is_chat
-        self._answer: dict[str, Any] = {}
-        self._choices: dict[int, dict[str, Any]] = {}
-
-    def take(self, payload: bytes) -> None:
-        """Adds one forwarded event. Raises BadAnswer."""
-        try:
-            chunk = _decode_any(payload)
-        except _NOT_JSON as error:
-            raise BadAnswer("an event holds what is not JSON") from error
-        for choice in chunk.pop("choices", ()):
-            target = self._choices.setdefault(choice["index"] if _is_indexed(choice) else 0, {})
-            if self._is_chat:
-                choice["message"] = choice.pop("delta", None) or {}
-            self._merge(target, choice)
-        self._answer.update({key: value for key, value in chunk.items() if value is not None})
-
-    def body(self) -> bytes:
-        """The JSON of the whole answer."""
-        choices = [self._choices[index] for index in sorted(self._choices)]
-        for choice in choices:
-            if self._is_chat:
-                choice["message"].setdefault("content", None)
-                for call in choice["message"].get("tool_calls") or ():
-                    if isinstance(call, dict):
-                        call.pop("index", None)  # only the pieces of a stream have it
-        answer = {
-            **self._answer,
-            "object": "chat.completion" if self._is_chat else "text_completion",
-            "choices": choices,
-        }
-        return _encode_joined(answer)
-
-    def _merge(self, target: dict[str, Any], part: dict[str, Any]) -> None:
-        for key, value in part.items():
-            known = target.get(key)
-            if value is None:
-                target.setdefault(key, None)
-            elif isinstance(value, str) and isinstance(known, str | _Pieces) and key not in self._WHOLE_NAMES:
-                if isinstance(known, str):
-                    known = target[key] = _Pieces(known)
-                known.pieces.append(value)
-            elif isinstance(value, dict) and isinstance(known, dict):
-                self._merge(known, value)
-            elif isinstance(value, list):
-                target[key] = self._merged_list(known if isinstance(known, list) else [], value)
-            else:
-                target[key] = value
-
-    def _merged_list(self, known: list[Any], parts: list[Any]) -> list[Any]:
-        if not (all(map(_is_indexed, parts)) and all(map(_is_indexed, known))):
-            known.extend(parts)
-            return known
-        by_index = {item["index"]: item for item in known}
-        for part in parts:
-            self._merge(by_index.setdefault(part["index"], {}), part)
-        return [by_index[index] for index in sorted(by_index)]
-
-
-class _Pieces:
-    """A text that is still coming; joined once at the end, because joining at every piece would be quadratic."""
-
-    __slots__ = ("pieces",)
-
-    def __init__(self, first: str) -> None:
-        self.pieces = [first]
-
-
-def _joined(text: Any) -> str:
-    assert isinstance(text, _Pieces), "everything else came from JSON"
-    return "".join(text.pieces)
-
-
-_encode_joined = msgspec.json.Encoder(enc_hook=_joined).encode
-
-
-def _is_indexed(part: Any) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("index"), int)
 
 
 def fault_of(error: Any, *, status: int) -> UpstreamFault:
@@ -352,8 +304,8 @@ def fault_of(error: Any, *, status: int) -> UpstreamFault:
 def fault_of_body(body: bytes, *, status: int) -> UpstreamFault:
     """The fault behind an error status; a body that isn't JSON gives no message."""
     try:
-        parsed = _decode_any(body)
-    except _NOT_JSON:
+        parsed = decode_any(body)
+    except NOT_JSON:
         return UpstreamFault(status, "")
     inner = parsed.get("error", parsed) if isinstance(parsed, dict) else ""
     fault = fault_of(inner, status=status)
@@ -415,10 +367,3 @@ def _credible(prompt: int, completion: int, cached: int, source: UsageSource) ->
     if prompt < 0 or completion < 0 or (prompt == 0 and completion == 0):
         return None
     return TokenUsage(prompt, completion, max(0, min(cached, prompt)), source)
-
-
-def _without_cached(raw: msgspec.Raw) -> msgspec.Raw:
-    """The usage, which was read as an object before, without what it says about the cache."""
-    usage = _decode_any(raw)
-    usage.pop("prompt_tokens_details", None)
-    return msgspec.Raw(_encode(usage))
