@@ -20,7 +20,7 @@ NUMBERS = [
     (section, f.name, f.default)
     for section, kind in SECTIONS.items()
     for f in msgspec.structs.fields(kind)
-    if isinstance(f.default, int | float)
+    if isinstance(f.default, int | float) and not isinstance(f.default, bool)
 ]
 FILE = "headrace.toml"
 

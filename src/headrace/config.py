@@ -88,12 +88,16 @@ class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The queue in front of each deployment.
 
     Attributes:
-        queue_length_max: Waiting requests; the next one is refused with 503.
+        queue_length_max: Waiting requests; then one is refused with 503, the next one or one that has less right to wait.
+        queue_bytes_max: The same for the bytes of their bodies.
         queue_wait_max_s: Longest wait, whatever the deadline; then 503.
+        adaptive_concurrency: Whether fewer requests than its slots are sent to an upstream whose first tokens come late.
     """
 
     queue_length_max: int = 64
+    queue_bytes_max: int = 64 * 1024 * 1024
     queue_wait_max_s: float = 60.0
+    adaptive_concurrency: bool = True
 
 
 class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -302,6 +306,7 @@ _AT_LEAST: dict[str, float] = {
     "request.retry_floor_per_s": 0,
     "request.retry_backoff_s": 0,
     "admission.queue_length_max": 0,
+    "admission.queue_bytes_max": 0,
     "admission.queue_wait_max_s": 0,
     "health.failures_to_eject": 1,
     "health.ejection_s": 0.01,

@@ -105,6 +105,18 @@ def test_tenants_are_created_changed_and_listed(shell: Shell) -> None:
     assert table.splitlines()[1].split()[:4] == ["acme", "1200", "5", "default"]
 
 
+def test_the_shares_of_tenants_are_set_and_listed_and_what_is_not_given_stays(shell: Shell) -> None:
+    shell.run("tenants create acme --class high --weight 3")
+    shell.run("tenants create beta")
+    assert shell.run("tenants set acme --reserved-slots 2")[0] == 0
+    shares = [
+        [one[name] for name in ("class", "weight", "reserved_slots")] for one in shell.json("tenants list")
+    ]
+    assert shares == [["high", 3, 2], ["normal", 1, 0]]
+    _, table, _ = shell.run("tenants list")
+    assert [row.split()[4:7] for row in table.splitlines()[1:]] == [["high", "3", "2"], ["normal", "1", "0"]]
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -112,6 +124,8 @@ def test_tenants_are_created_changed_and_listed(shell: Shell) -> None:
         ("tenants create acme", "exists already"),
         ("tenants create Acme", "a-z, 0-9"),
         ("tenants create b --requests-burst 0", "from 1"),
+        ("tenants create b --weight 0", "from 1 to 1000"),
+        ("tenants create b --reserved-slots -1", "from 0 to"),
         ("tenants create b --requests-per-minute 99999999999999999999", "from 0 to 1000000000"),
         ("keys create --tenant acme --name a\udcff", "printable"),
         ("keys list --tenant acne", "did you mean `acme`"),

@@ -19,10 +19,11 @@ from headrace.core.outcome import AttemptOutcome
 from headrace.core.tenant import Principal
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.gateway.server import Gateway
-from headrace.policies.dispatch import Action, Dispatcher, Expire, ReplicaLoad, Start, Ticket
+from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.retry import WINDOW_S
+from headrace.policies.tickets import Action, Expire, ReplicaLoad, Shed, Start, Ticket
 from headrace.telemetry.metrics import Metrics
 from tests.simulation.caller import SLACK_S, Oddity, Reading, Request
 from tests.simulation.history import History
@@ -51,8 +52,14 @@ class WatchedDispatcher(Dispatcher):
 
     def arrive(self, ticket: Ticket, *, now_s: float) -> bool:
         starts = super().arrive(ticket, now_s=now_s)
-        self._saw_entry(ticket, now_s, starts=starts)
+        if starts:
+            self._saw_start(ticket, now_s)
         return starts
+
+    def wait(self, ticket: Ticket, *, now_s: float) -> list[Action]:
+        actions = super().wait(ticket, now_s=now_s)
+        self._saw_entry(ticket, now_s, starts=False)
+        return self._saw(actions, now_s)
 
     def retry(self, ticket: Ticket, *, now_s: float) -> bool:
         self.retrying.add(ticket)
@@ -61,10 +68,10 @@ class WatchedDispatcher(Dispatcher):
         return starts
 
     def give_back(
-        self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float, retry_after_s: float | None = None
+        self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float, **measured: Any
     ) -> tuple[Circuit | None, list[Action]]:
         self.running.pop(ticket)
-        circuit, actions = super().give_back(ticket, outcome, now_s=now_s, retry_after_s=retry_after_s)
+        circuit, actions = super().give_back(ticket, outcome, now_s=now_s, **measured)
         self._history.add("give_back", outcome.value, "" if circuit is None else circuit.value)
         return circuit, self._saw(actions, now_s)
 
@@ -90,7 +97,7 @@ class WatchedDispatcher(Dispatcher):
         self.running[ticket] = load
         self.retries += ticket in self.retrying
         self._history.add(
-            "start", ticket.model, load.replica.id, load.outstanding, ticket.partition, ticket.grant or ""
+            "start", ticket.model, load.replica.id, load.outstanding, ticket.tenant, ticket.grant or ""
         )
 
     def _saw(self, actions: list[Action], now_s: float) -> list[Action]:
@@ -101,6 +108,8 @@ class WatchedDispatcher(Dispatcher):
                     self._saw_start(ticket, now_s)
                 case Expire():
                     self._history.add("expire", action.ticket.model)
+                case Shed():
+                    self._history.add("shed", action.ticket.model)
         return actions
 
 

@@ -15,7 +15,7 @@ from headrace.config import AdmissionConfig, Config, HealthConfig, RequestConfig
 from headrace.core import keys
 from headrace.core.fleet import Deployment, FleetSnapshot, Task
 from headrace.core.ids import KeyId, TenantId
-from headrace.core.tenant import Principal, TenantLimits
+from headrace.core.tenant import Principal, Priority, TenantLimits, TenantShare
 from headrace.engines.openai_compatible import DIALECTS, OPENAI
 from headrace.gateway.auth import Authenticator
 from headrace.stores.tenants import KeyEntry
@@ -181,8 +181,13 @@ class World:
                 requests_burst=chance.randint(1, 20),
                 concurrency_max=chance.choice((0, 1, 4, 64)),
             )
+            share = TenantShare(
+                priority_max=chance.choice(list(Priority)),
+                weight=chance.choice((1, 1, 5)),
+                reserved_slots=chance.choice((0, 0, 1)),
+            )
             key = keys.make("test", id_random=chance.randbytes(16), secret_random=chance.randbytes(32))
-            found[tenant] = (key, Principal(TenantId(tenant), KeyId(key[8:16]), limits))
+            found[tenant] = (key, Principal(TenantId(tenant), KeyId(key[8:16]), limits, share))
         return found
 
     def _draw_manners(self) -> Manners:
@@ -460,7 +465,9 @@ def _config(chance: Random) -> Config:
         ),
         request=request,
         admission=AdmissionConfig(
-            queue_length_max=chance.choice((0, 1, 5, 64)), queue_wait_max_s=chance.choice((0.5, 5.0, 60.0))
+            queue_length_max=chance.choice((0, 1, 5, 64)),
+            queue_bytes_max=chance.choice((1000, 2**26)),
+            queue_wait_max_s=chance.choice((0.5, 5.0, 60.0)),
         ),
         health=HealthConfig(failures_to_eject=chance.randint(1, 4), ejection_s=chance.choice((0.2, 5.0))),
     )

@@ -13,7 +13,7 @@ import pytest
 from headrace.core import keys
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError
-from headrace.core.tenant import TenantLimits
+from headrace.core.tenant import Priority, TenantLimits, TenantShare
 from headrace.stores import sqlite, tenants
 from headrace.stores.tenants import LimitOverrides, TenantStore
 
@@ -72,9 +72,26 @@ def test_a_key_rings_with_its_tenants_limits_over_the_defaults(store: TenantStor
     assert entry.principal.limits == TenantLimits(
         requests_per_minute=1200, requests_burst=6, concurrency_max=4
     )
-    store.set_limits("acme", LimitOverrides(concurrency_max=0))
+    assert entry.principal.share == TenantShare()
+    store.set_tenant("acme", LimitOverrides(concurrency_max=0), TenantShare(Priority.HIGH, 3, 2))
     (entry,) = store.key_ring(DEFAULTS).values()
     assert entry.principal.limits == TenantLimits(requests_per_minute=60, requests_burst=6, concurrency_max=0)
+    assert entry.principal.share == TenantShare(Priority.HIGH, 3, 2)
+    assert store.tenant("acme").share == TenantShare(Priority.HIGH, 3, 2)
+
+
+@pytest.mark.parametrize(
+    "share", [TenantShare(weight=0), TenantShare(weight=1001), TenantShare(reserved_slots=-1)]
+)
+def test_a_share_out_of_its_range_is_refused_and_changes_nothing(
+    store: TenantStore, share: TenantShare
+) -> None:
+    store.create_tenant("acme", share=TenantShare(weight=2))
+    with pytest.raises(ConfigError, match="must be from"):
+        store.set_tenant("acme", LimitOverrides(), share)
+    with pytest.raises(ConfigError, match="must be from"):
+        store.create_tenant("other", share=share)
+    assert [(tenant.name, tenant.share.weight) for tenant in store.tenants()] == [("acme", 2)]
 
 
 def test_a_revoked_key_rings_no_more(store: TenantStore, clock: ManualClock) -> None:

@@ -25,6 +25,7 @@ from headrace.gateway.server import Gateway, PortLimits
 from headrace.gateway.upstream import RetryRules, Upstream
 from headrace.gateway.usage import RecordSink, UsageCloser
 from headrace.gateway.watch import AttemptLimits
+from headrace.policies.admission import QueueBounds
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit, HealthRules
 from headrace.policies.idempotency import IdempotencyTable
@@ -155,12 +156,13 @@ class DataPlane:
             connections=gateway.connection_count,
             in_progress=gateway.in_progress,
             waiting=dispatch.waiting,
-            queued={each.name: dispatch.queue_length(each.name) for each in dispatch.deployments()},
+            queues={each.name: dispatch.queue(each.name) for each in dispatch.deployments()},
             loads=[
                 LoadReport(
                     model,
                     load.replica.id,
                     load.slots,
+                    load.slots_max,
                     load.outstanding,
                     load.health.circuit(now_s),
                     max(0.0, load.health.rest_until_s - now_s),
@@ -183,13 +185,16 @@ class DataPlane:
         if self._certificate is not None:
             metrics.tls_expiry_days.labels().set(self._certificate.days_left)
         metrics.websockets.labels().set(self._gateway.websocket_count)
-        for model, length in report.queued.items():
-            metrics.queue_length.labels(model).set(length)
+        for model, queue in report.queues.items():
+            metrics.queue_length.labels(model).set(queue.length)
+            metrics.queue_bytes.labels(model).set(queue.body_bytes)
         metrics.in_flight.clear()
+        metrics.replica_slots.clear()
         metrics.replica_ejected.clear()
         metrics.replica_circuit.clear()
         for load in report.loads:
             metrics.in_flight.labels(load.model, load.replica).set(load.outstanding)
+            metrics.replica_slots.labels(load.model, load.replica).set(load.slots)
             metrics.replica_ejected.labels(load.model, load.replica).set(load.circuit is Circuit.OPEN)
             metrics.replica_circuit.labels(load.model, load.replica, load.circuit).set(1)
 
@@ -242,9 +247,12 @@ def build_gateway(
     chance: Chance,
 ) -> Gateway:
     """The gateway with all that it owns, on whatever loop runs, clock ticks and ledger takes its records."""
-    request = config.request
+    request, admission = config.request, config.admission
     dispatcher = Dispatcher(
-        queue_length_max=config.admission.queue_length_max, health=_health_rules(config), chance=chance
+        bounds=QueueBounds(admission.queue_length_max, admission.queue_bytes_max, admission.queue_wait_max_s),
+        health=_health_rules(config),
+        chance=chance,
+        is_adaptive=admission.adaptive_concurrency,
     )
     outbox = Outbox()
 
@@ -259,7 +267,7 @@ def build_gateway(
             dispatcher,
             TenantLimiter(),
             clock=clock,
-            queue_wait_max_s=config.admission.queue_wait_max_s,
+            queue_wait_max_s=admission.queue_wait_max_s,
             on_circuit=circuit_changed,
         ),
         upstream=Upstream(

@@ -3,6 +3,7 @@
 import msgspec
 
 from headrace.core.ids import ReplicaId
+from headrace.policies.deployment import QueueView
 from headrace.policies.health import Circuit
 from headrace.policies.pressure import Level
 
@@ -11,13 +12,14 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False):
     """One replica as this data plane uses it.
 
     Attributes:
-        slots: Requests that it may run there now; outstanding: that it runs.
+        slots: Requests that it may run there now, of the `slots_max` that it was given; outstanding: that it runs.
         rest_s: For how long it wants to be left alone.
     """
 
     model: str
     replica: ReplicaId
     slots: int
+    slots_max: int
     outstanding: int
     circuit: Circuit
     rest_s: float
@@ -28,7 +30,7 @@ class PlaneReport(msgspec.Struct, frozen=True):
 
     Attributes:
         in_progress: Requests that have an account, `waiting` of them in a queue.
-        queued: Waiting requests by model.
+        queues: By model.
         keys_revision: Which state of tenants and keys it goes by; see stores.tenants.
         pressure, pressure_reason: What it has given up, and what it is short of; see policies.pressure.
     """
@@ -37,7 +39,7 @@ class PlaneReport(msgspec.Struct, frozen=True):
     connections: int
     in_progress: int
     waiting: int
-    queued: dict[str, int]
+    queues: dict[str, QueueView]
     loads: list[LoadReport]
     key_count: int
     keys_revision: int

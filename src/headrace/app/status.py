@@ -7,6 +7,7 @@ import headrace
 from headrace.app.report import PlaneReport
 from headrace.control.status import ReplicaStatus
 from headrace.core.fleet import Deployment
+from headrace.policies.deployment import QueueView
 from headrace.policies.health import Circuit
 from headrace.policies.pressure import Level
 
@@ -38,14 +39,14 @@ def service_status(
                 "tasks": sorted(task.value for task in deployment.tasks),
                 "revision": deployment.revision,
                 "ready": len(deployment.replicas),
-                "queued": sum(plane.queued.get(name, 0) for plane in planes),
+                **_queue([plane.queues[name] for plane in planes if name in plane.queues]),
                 "replicas": rows[name],
             }
             for name, deployment in deployments.items()
         ]
         # Servers that have never answered, so that nobody knows what they offer.
         + [
-            {"model": None, "tasks": [], "revision": "", "ready": 0, "queued": 0, "replicas": unknown}
+            {"model": None, "tasks": [], "revision": "", "ready": 0, **_queue([]), "replicas": unknown}
             for name, unknown in rows.items()
             if name not in deployments
         ],
@@ -63,6 +64,17 @@ def _pressure(planes: Sequence[PlaneReport]) -> dict[str, str]:
     if hardest is None:
         return {"level": Level.CALM.name.lower(), "reason": ""}
     return {"level": hardest.pressure.name.lower(), "reason": hardest.pressure_reason}
+
+
+def _queue(queues: Sequence[QueueView]) -> dict[str, Any]:
+    """The waiting work of one model; its expected wait is the longest, and its service time the mean, over the planes."""
+    services_s = [queue.service_s for queue in queues if queue.service_s is not None]
+    return {
+        "queued": sum(queue.length for queue in queues),
+        "queued_bytes": sum(queue.body_bytes for queue in queues),
+        "expected_wait_s": max((queue.wait_s for queue in queues), default=None),
+        "service_s": sum(services_s) / len(services_s) if services_s else None,
+    }
 
 
 # Several data planes may judge differently: the worst is shown.
@@ -84,6 +96,7 @@ def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport]) -> dict[str, 
         "generation": status.generation,
         "restarts": status.restarts,
         "slots": sum(load.slots for load in loads),
+        "slots_max": sum(load.slots_max for load in loads),
         "in_flight": sum(load.outstanding for load in loads),
         "circuit": max((load.circuit for load in loads), key=_SEVERITY.index, default=Circuit.CLOSED).value,
         "rest_s": max((load.rest_s for load in loads), default=0.0),

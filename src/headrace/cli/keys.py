@@ -12,6 +12,7 @@ from headrace.cli import common, durations, status
 from headrace.core import keys
 from headrace.core.clock import SystemClock
 from headrace.core.errors import HeadraceError
+from headrace.core.tenant import PRIORITIES, WEIGHT_MAX, TenantShare
 from headrace.stores import directory, tenants
 from headrace.stores.tenants import KeyRecord, LimitOverrides, TenantRecord, TenantStore
 
@@ -31,7 +32,7 @@ def _add_tenants(commands: Any) -> None:
         commands,
         "tenants",
         None,
-        help="create and list tenants, set their limits",
+        help="create and list tenants, set their limits and shares",
         example="headrace tenants create acme --requests-per-minute 1200",
         with_data=False,
     )
@@ -40,24 +41,25 @@ def _add_tenants(commands: Any) -> None:
         actions,
         "create",
         _create_tenant,
-        help="create a tenant; limits that aren't given are the service's defaults",
+        help="create a tenant; what isn't given is the service's default",
         example="headrace tenants create acme --requests-per-minute 1200 --concurrency 32",
     )
     change = common.command(
         actions,
         "set",
         _set_tenant,
-        help="change a tenant's limits; those that aren't given stay as they are",
-        example="headrace tenants set acme --concurrency default",
+        help="change a tenant; what isn't given stays as it is",
+        example="headrace tenants set acme --concurrency default --weight 3",
     )
     for parser in (create, change):
         parser.add_argument("name", metavar="NAME", help="a-z, 0-9 and `-`, at most 63 characters")
         _add_limits(parser)
+        _add_share(parser)
     common.command(
         actions,
         "list",
         _list_tenants,
-        help="list tenants with their own limits",
+        help="list tenants with their own limits and shares",
         example="headrace tenants list --json",
         with_json=True,
     )
@@ -72,6 +74,22 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag, dest=name, type=_limit, default=argparse.SUPPRESS, metavar="N", help=f"{text}; or `default`"
         )
+
+
+def _add_share(parser: argparse.ArgumentParser) -> None:
+    """What a tenant gets while others wait too."""
+    parser.add_argument(
+        "--class",
+        dest="priority_max",
+        choices=tuple(PRIORITIES),
+        default=argparse.SUPPRESS,
+        help="highest priority that its requests may ask for (default: normal)",
+    )
+    for flag, name, text in (
+        ("--weight", "weight", f"its part of the time while others wait too, 1 to {WEIGHT_MAX} (default: 1)"),
+        ("--reserved-slots", "reserved_slots", "slots of each model that are its own (default: 0)"),
+    ):
+        parser.add_argument(flag, dest=name, type=int, default=argparse.SUPPRESS, metavar="N", help=text)
 
 
 def _add_keys(commands: Any) -> None:
@@ -153,15 +171,28 @@ def _limits(arguments: argparse.Namespace, own: LimitOverrides) -> LimitOverride
     return LimitOverrides(**{name: given.get(name, getattr(own, name)) for name in _LIMITS})
 
 
+def _share(arguments: argparse.Namespace, own: TenantShare) -> TenantShare:
+    """The share on the command line, over the one that is there."""
+    given = vars(arguments)
+    return TenantShare(
+        priority_max=PRIORITIES[given.get("priority_max", own.priority_max.word)],
+        weight=given.get("weight", own.weight),
+        reserved_slots=given.get("reserved_slots", own.reserved_slots),
+    )
+
+
 def _create_tenant(arguments: argparse.Namespace) -> None:
     with _store(arguments, must_exist=False) as store:
-        store.create_tenant(arguments.name, _limits(arguments, LimitOverrides()))
+        store.create_tenant(
+            arguments.name, _limits(arguments, LimitOverrides()), _share(arguments, TenantShare())
+        )
     _note(f"tenant `{arguments.name}` created; its first key: headrace keys create --tenant {arguments.name}")
 
 
 def _set_tenant(arguments: argparse.Namespace) -> None:
     with _store(arguments, must_exist=True) as store:
-        store.set_limits(arguments.name, _limits(arguments, store.tenant(arguments.name).limits))
+        own = store.tenant(arguments.name)
+        store.set_tenant(arguments.name, _limits(arguments, own.limits), _share(arguments, own.share))
         revision = store.revision()
     _note(f"tenant `{arguments.name}` changed{_in_force(arguments, revision)}")
 
@@ -176,11 +207,15 @@ def _list_tenants(arguments: argparse.Namespace) -> None:
         (
             record.name,
             *("default" if (own := getattr(record.limits, name)) is None else str(own) for name in _LIMITS),
+            record.share.priority_max.word,
+            record.share.weight,
+            record.share.reserved_slots,
             durations.utc(record.created_s),
         )
         for record in records
     ]
-    common.print_table(rows, headings=("tenant", "requests/min", "burst", "concurrency", "created"))
+    headings = ("tenant", "requests/min", "burst", "concurrency", "class", "weight", "reserved", "created")
+    common.print_table(rows, headings=headings)
 
 
 def _create_key(arguments: argparse.Namespace) -> None:
@@ -271,7 +306,12 @@ def _note(text: str) -> None:
 
 def _tenant_json(record: TenantRecord) -> dict[str, object]:
     limits = {name: getattr(record.limits, name) for name in _LIMITS}
-    return {"tenant": record.name, **limits, "created": durations.utc(record.created_s)}
+    share = {
+        "class": record.share.priority_max.word,
+        "weight": record.share.weight,
+        "reserved_slots": record.share.reserved_slots,
+    }
+    return {"tenant": record.name, **limits, **share, "created": durations.utc(record.created_s)}
 
 
 def _key_json(record: KeyRecord, *, now_s: float) -> dict[str, object]:

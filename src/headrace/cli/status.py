@@ -151,10 +151,16 @@ def _replica_row(deployment: dict[str, Any], replica: dict[str, Any]) -> tuple[o
         _shown(replica.get("reason") or None),
         replica.get("generation"),
         replica.get("restarts"),
-        replica.get("slots"),
+        _slots(replica),
         replica.get("in_flight"),
         cold_start or None,
     )
+
+
+def _slots(replica: dict[str, Any]) -> object:
+    """How many requests it may run, and of how many where first tokens that came late have lowered that."""
+    slots, slots_max = replica.get("slots"), replica.get("slots_max")
+    return slots if slots_max in (None, slots) else f"{slots} of {slots_max}"
 
 
 def _duration(seconds: float | None) -> str:

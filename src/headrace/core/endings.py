@@ -173,8 +173,15 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
     ),
     # Our own.
     _refused(Reason.QUEUE_FULL, errors.Saturated, "the queue is full"),
-    _refused(Reason.WAIT_TOO_LONG, errors.Saturated, "the expected wait is longer than the time left"),
+    _refused(
+        Reason.WAIT_TOO_LONG,
+        errors.Saturated,
+        "the expected wait is longer than `admission.queue_wait_max_s`, or with the work longer than the time left",
+    ),
     _refused(Reason.QUEUE_TIME_OVER, errors.Saturated, "it waited for `admission.queue_wait_max_s`"),
+    _refused(
+        Reason.DISPLACED, errors.Saturated, "another with more right to it took its place in the full queue"
+    ),
     _refused(Reason.NO_READY_REPLICA, errors.NoReadyReplica, "nothing that serves the model is ready"),
     _refused(
         Reason.BODY_UNREAD,

@@ -79,8 +79,9 @@ class Reason(StrEnum):
 
     # Our own.
     QUEUE_FULL = "queue_full"
-    WAIT_TOO_LONG = "wait_too_long"  # it would have waited beyond its deadline
+    WAIT_TOO_LONG = "wait_too_long"  # it would have waited longer than it may, or ended after its deadline
     QUEUE_TIME_OVER = "queue_time_over"  # it did wait as long as anybody may
+    DISPLACED = "displaced"  # it lost its place in a full queue to another with more right to it
     NO_READY_REPLICA = "no_ready_replica"
     BODY_UNREAD = "body_unread"  # too many large bodies wait to be read, or their reader ended
     RESTING = "replicas_resting"  # every replica asked, by Retry-After, to be left alone

@@ -7,7 +7,7 @@ import msgspec
 
 from headrace.core.fleet import Task
 from headrace.core.ids import RequestId
-from headrace.core.tenant import Principal
+from headrace.core.tenant import Principal, Priority
 
 
 class Endpoint(StrEnum):
@@ -37,6 +37,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         arrived_s, deadline_s: Monotonic seconds.
         is_keyed: It came with an Idempotency-Key.
         arrived_wall_s: Unix seconds, for records.
+        priority: The band that the caller asks for; what it gets depends on its tenant's class.
     """
 
     id: RequestId
@@ -54,3 +55,4 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     arrived_wall_s: float
     deadline_s: float
     is_keyed: bool = False
+    priority: Priority = Priority.NORMAL

@@ -1,8 +1,29 @@
 """Who is asking, and what have we agreed with them?"""
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from headrace.core.ids import KeyId, TenantId
+
+
+class Priority(IntEnum):
+    """Which waiting work goes first: the bands of `X-Headrace-Priority`, and the classes of tenants."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+
+    @property
+    def word(self) -> str:
+        """The band's name in headers, commands and tables."""
+        return self.name.lower()
+
+
+PRIORITIES = {priority.word: priority for priority in Priority}
+"""The bands by their names."""
+
+WEIGHT_MAX = 1000
+RESERVED_SLOTS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +42,22 @@ class TenantLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What one tenant gets of a deployment while others want it too.
+
+    Attributes:
+        priority_max: The tenant's class: the highest band that its requests may ask for.
+        weight: Its part of the device time inside a band, relative to the others' weights; 1 to WEIGHT_MAX.
+        reserved_slots: Slots of each deployment that are its own: lent while it doesn't use them, and given back with the
+            next slot that frees.
+    """
+
+    priority_max: Priority = Priority.NORMAL
+    weight: int = 1
+    reserved_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """An authenticated caller.
 
@@ -28,8 +65,10 @@ class Principal:
         tenant: Whose limits, usage and cache partition apply.
         key_id: The public part of the API key, safe to log.
         limits: The tenant's limits at the moment of authentication.
+        share: The tenant's share at that moment.
     """
 
     tenant: TenantId
     key_id: KeyId
     limits: TenantLimits
+    share: TenantShare = TenantShare()

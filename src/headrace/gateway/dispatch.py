@@ -3,17 +3,37 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import DeadlineExceeded, HeadraceError, NoReadyReplica, Saturated
+from headrace.core.errors import DeadlineExceeded, HeadraceError, InvalidRequest, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
-from headrace.core.ids import ReplicaId
+from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
-from headrace.core.tenant import Principal
-from headrace.policies.dispatch import Action, Dispatcher, Expire, ReplicaLoad, Start, Ticket
+from headrace.core.tenant import PRIORITIES, Principal, Priority
+from headrace.policies.admission import QueueBounds, retry_after_s
+from headrace.policies.deployment import QueueView
+from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit, ReplicaHealth
-from headrace.policies.limits import LimitView, TenantLimiter
+from headrace.policies.limits import LimitView
+from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
+
+
+class Limiter(Protocol):
+    """Who counts the tenants' requests: policies.limits.TenantLimiter, or what leases from one that others share."""
+
+    def take(self, principal: Principal, *, now_s: float) -> None:
+        """Counts one request in, or raises RateLimited or ConcurrencyLimited and counts nothing."""
+        ...
+
+    def release(self, tenant: TenantId) -> None:
+        """The request that `take` counted in has ended."""
+        ...
+
+    def view(self, principal: Principal, *, now_s: float) -> LimitView | None:
+        """The tenant's bucket for the rate-limit headers; None without a rate limit."""
+        ...
 
 
 class Dispatch:
@@ -22,7 +42,7 @@ class Dispatch:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        limiter: TenantLimiter,
+        limiter: Limiter,
         *,
         clock: Clock,
         queue_wait_max_s: float,
@@ -52,6 +72,14 @@ class Dispatch:
         """A probe has found a replica after it had not answered one."""
         self._dispatcher.found(replica, now_s=self._clock.now_s())
 
+    def set_slots(self, model: str, key: ReplicaKey, slots: int | None) -> None:
+        """This process may use that many slots of a replica from now on; see Dispatcher.set_slots."""
+        self._perform(self._dispatcher.set_slots(model, key, slots, now_s=self._clock.now_s()))
+
+    def set_queue_bounds(self, bounds: QueueBounds) -> None:
+        """The queues' bounds in requests and bytes from now on; see Dispatcher.set_queue_bounds."""
+        self._dispatcher.set_queue_bounds(bounds)
+
     def deployment(self, model: str) -> Deployment:
         return self._dispatcher.deployment(model)
 
@@ -63,6 +91,9 @@ class Dispatch:
 
     def queue_length(self, model: str) -> int:
         return self._dispatcher.queue_length(model)
+
+    def queue(self, model: str) -> QueueView:
+        return self._dispatcher.queue(model, now_s=self._clock.now_s())
 
     @property
     def waiting(self) -> int:
@@ -78,7 +109,10 @@ class Dispatch:
         now_s = self._clock.now_s()
         self._limiter.take(request.principal, now_s=now_s)
         try:
-            return self._dispatcher.arrive(ticket, now_s=now_s)
+            if self._dispatcher.arrive(ticket, now_s=now_s):
+                return True
+            self._perform(self._dispatcher.wait(ticket, now_s=now_s))
+            return False
         except HeadraceError:
             self._limiter.release(request.principal.tenant)
             raise
@@ -92,12 +126,23 @@ class Dispatch:
             await self.wait(ticket)
 
     def give_back(
-        self, ticket: Ticket, outcome: AttemptOutcome, *, retry_after_s: float | None = None
+        self,
+        ticket: Ticket,
+        outcome: AttemptOutcome,
+        *,
+        retry_after_s: float | None = None,
+        ttft_s: float | None = None,
+        output_tokens: int = 0,
     ) -> None:
-        """The attempt has ended; its slot is free for whoever waits."""
+        """The attempt has ended; its slot is free for whoever waits. The rest is as in Dispatcher.give_back."""
         load = ticket.load
         circuit, actions = self._dispatcher.give_back(
-            ticket, outcome, now_s=self._clock.now_s(), retry_after_s=retry_after_s
+            ticket,
+            outcome,
+            now_s=self._clock.now_s(),
+            retry_after_s=retry_after_s,
+            ttft_s=ttft_s,
+            output_tokens=output_tokens,
         )
         if circuit is not None and load is not None:
             self._on_circuit(load.replica, circuit)
@@ -130,7 +175,9 @@ class Dispatch:
                     ) from None
                 raise Saturated(
                     f"no slot became free within {self._queue_wait_max_s:.0f} s",
-                    retry_after_s=max(1.0, self._dispatcher.expected_wait_s(ticket.model)),
+                    retry_after_s=retry_after_s(
+                        self._dispatcher.expected_wait_s(ticket.model, now_s=self._clock.now_s())
+                    ),
                     reason=Reason.QUEUE_TIME_OVER,
                 ) from None
         except BaseException:
@@ -153,14 +200,37 @@ class Dispatch:
                 case Start():
                     if not waiter.done():
                         waiter.set_result(None)
-                case Expire(ticket):
+                case Expire(_, is_withdrawn):
                     if not waiter.done():
-                        waiter.set_exception(self._expired(ticket))
+                        waiter.set_exception(_expired(is_withdrawn=is_withdrawn))
+                case Shed(_, come_back_s):
+                    if not waiter.done():
+                        waiter.set_exception(
+                            Saturated(
+                                "the queue is full, and others have more right to its places",
+                                retry_after_s=come_back_s,
+                                reason=Reason.DISPLACED,
+                            )
+                        )
 
-    def _expired(self, ticket: Ticket) -> DeadlineExceeded | NoReadyReplica:
-        if ticket.deadline_s <= self._clock.now_s():
-            return DeadlineExceeded("the deadline passed while the request waited for a free slot")
+
+def _expired(*, is_withdrawn: bool) -> DeadlineExceeded | NoReadyReplica:
+    if is_withdrawn:
         return NoReadyReplica("the model is no longer offered", retry_after_s=5.0)
+    return DeadlineExceeded(
+        "the request waited for a free slot until its deadline was too near for any answer"
+    )
+
+
+def priority_asked(headers: dict[bytes, bytes]) -> Priority:
+    """The band that a request asks for in its header. Raises InvalidRequest."""
+    value = headers.get(b"x-headrace-priority")
+    if value is None:
+        return Priority.NORMAL
+    priority = PRIORITIES.get(value.decode("ascii", "replace").lower())
+    if priority is None:
+        raise InvalidRequest(f"X-Headrace-Priority must be one of {', '.join(PRIORITIES)}")
+    return priority
 
 
 def _time_out(waiter: "asyncio.Future[None]") -> None:
@@ -181,8 +251,16 @@ class Slot:
         self._dispatch = dispatch
         self._request = request
         self.is_held = False
+        principal = request.principal
         self.ticket = Ticket(
-            model=request.model, partition=request.principal.tenant, deadline_s=request.deadline_s
+            model=request.model,
+            tenant=principal.tenant,
+            deadline_s=request.deadline_s,
+            share=principal.share,
+            priority=request.priority,
+            prompt_bytes=request.prompt_bytes,
+            output_tokens_max=request.output_tokens_max,
+            body_bytes=len(request.canonical),
         )
 
     def __enter__(self) -> "Slot":
@@ -215,11 +293,20 @@ class Slot:
         """The replica has generated for this request: where caches are partitioned, its slot's is the tenant's now."""
         load, grant = self.ticket.load, self.ticket.grant
         if grant is not None and load is not None and load.slot_table is not None:
-            load.slot_table.fill(grant, self.ticket.partition)
+            load.slot_table.fill(grant, self.ticket.tenant)
 
-    def give_back(self, outcome: AttemptOutcome, *, retry_after_s: float | None = None) -> None:
-        """The attempt on this replica has ended; `move` may follow."""
-        self._dispatch.give_back(self.ticket, outcome, retry_after_s=retry_after_s)
+    def give_back(
+        self,
+        outcome: AttemptOutcome,
+        *,
+        retry_after_s: float | None = None,
+        ttft_s: float | None = None,
+        output_tokens: int = 0,
+    ) -> None:
+        """The attempt on this replica has ended; `move` may follow. The rest is as in Dispatcher.give_back."""
+        self._dispatch.give_back(
+            self.ticket, outcome, retry_after_s=retry_after_s, ttft_s=ttft_s, output_tokens=output_tokens
+        )
 
     @property
     def has_alternative(self) -> bool:

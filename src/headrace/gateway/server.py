@@ -27,7 +27,7 @@ from headrace.gateway.bodies import BodyReader
 from headrace.gateway.call import Call
 from headrace.gateway.connection import ClientConnection, HttpCall, PortConnection, Screened
 from headrace.gateway.delivery import Delivery
-from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.dispatch import Dispatch, priority_asked
 from headrace.gateway.idempotency import KEY_HEADER, Idempotency, RecordedCall
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
@@ -252,6 +252,7 @@ class Gateway:
             deadline_s=self._deadline_s(call),
             # The head of a WebSocket is that of all its requests.
             is_keyed=KEY_HEADER in call.head.headers and not call.must_stream,
+            priority=priority_asked(call.head.headers),
         )
         return request, deployment
 

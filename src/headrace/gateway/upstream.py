@@ -23,8 +23,8 @@ from headrace.gateway.usage import Account
 from headrace.gateway.walk import Signal
 from headrace.gateway.watch import AttemptLimits, Watch
 from headrace.policies import retry
-from headrace.policies.dispatch import ReplicaKey
 from headrace.policies.retry import RetryBudget
+from headrace.policies.tickets import ReplicaKey
 from headrace.telemetry.families import Distribution, Value
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
@@ -128,7 +128,13 @@ class Upstream:
                 account.attempts.append(end)
                 if end.outcome is AttemptOutcome.COMPLETED or end.usage.completion_tokens:
                     slot.fill()
-                slot.give_back(end.outcome, retry_after_s=attempt.reception.retry_after_s)
+                first_s = end.first_event_s if attempt.reception.is_streamed else None
+                slot.give_back(
+                    end.outcome,
+                    retry_after_s=attempt.reception.retry_after_s,
+                    ttft_s=None if first_s is None else first_s - end.started_s,
+                    output_tokens=end.usage.completion_tokens,
+                )
             if end.outcome is AttemptOutcome.COMPLETED:
                 return
             self._log.event(

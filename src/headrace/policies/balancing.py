@@ -63,6 +63,8 @@ def pick(candidates: Iterable[T], *, chance: Chance) -> T | None:
     best_load = 1.0
     ties = 1
     for candidate in candidates:
+        if candidate.outstanding >= candidate.slots:
+            continue  # also one that may get nothing at the moment, with no slots at all
         load = candidate.outstanding / candidate.slots
         if load < best_load:
             best, best_load, ties = candidate, load, 1

@@ -1,117 +1,26 @@
 """Who runs where, and when? The state machine that sequences admission, balancing, health and retries; it does no I/O.
 
 The gateway drives it with sockets; a simulator can drive the same code with an event heap. Every method takes the time and
-returns what the driver must do: `Start` a ticket on a replica, or `Expire` a ticket whose deadline passed in the queue.
+returns what the driver must do: `Start` a ticket on a replica, `Expire` one whose deadline passed in the queue, or `Shed` one
+whose place went to another.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from headrace.core.chance import Chance
 from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
-from headrace.core.ids import ReplicaId
+from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.policies import admission, balancing
-from headrace.policies.health import Circuit, HealthRules, ReplicaHealth
-from headrace.policies.partition import SlotGrant, SlotTable
-
-ReplicaKey = tuple[ReplicaId, int]
+from headrace.policies.admission import QueueBounds
+from headrace.policies.deployment import DeploymentState, QueueView
+from headrace.policies.health import Circuit, HealthRules
+from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
 
 # Control hears of the end of an engine's process within milliseconds.
 DOUBT_S = 0.5
 _CONNECTION_LOST = (AttemptOutcome.LOST, AttemptOutcome.UNREACHABLE)
-
-
-class Ticket:
-    """One admitted request on its way. Owner: the Dispatcher, until it has left.
-
-    Attributes:
-        model: Which deployment.
-        partition: Whose prefix cache it may use: the tenant.
-        deadline_s: Monotonic; never started after it.
-        load: The replica that runs it now, or None while it waits.
-        grant: The slot of that replica, where slots are partitioned.
-        tried: Replicas that failed it.
-        awaits_restart: Its replica is an engine of ours that has probably ended: worth waiting for the next generation.
-        waited_s: Time spent in the queue so far.
-    """
-
-    __slots__ = (
-        "awaits_restart",
-        "deadline_s",
-        "enqueued_s",
-        "grant",
-        "load",
-        "model",
-        "partition",
-        "started_s",
-        "tried",
-        "waited_s",
-    )
-
-    def __init__(self, *, model: str, partition: str, deadline_s: float) -> None:
-        self.model = model
-        self.partition = partition
-        self.deadline_s = deadline_s
-        self.load: ReplicaLoad | None = None
-        self.grant: SlotGrant | None = None
-        self.tried: tuple[ReplicaKey, ...] = ()
-        self.awaits_restart = False
-        self.enqueued_s = 0.0
-        self.started_s = 0.0
-        self.waited_s = 0.0
-
-
-class ReplicaLoad:
-    """What runs on one replica. `outstanding` is raised and lowered only by the Dispatcher, never by probes."""
-
-    __slots__ = (
-        "health",
-        "key",
-        "outstanding",
-        "replica",
-        "slot_table",
-        "slots",
-    )
-
-    def __init__(self, replica: Replica, rules: HealthRules) -> None:
-        self.replica = replica
-        self.key: ReplicaKey = (replica.id, replica.generation)
-        self.slots = replica.slots
-        self.outstanding = 0
-        self.health = ReplicaHealth(rules)
-        self.slot_table = SlotTable(replica.slots) if replica.traits.partitions_slots else None
-
-
-class _DeploymentState:
-    """One deployment's replicas, since when it has had any, its queue and measured service time."""
-
-    __slots__ = ("deployment", "drain", "loads", "queue", "served_since_s")
-
-    def __init__(self, deployment: Deployment, *, queue_length_max: int) -> None:
-        self.deployment = deployment
-        self.loads: list[ReplicaLoad] = []
-        self.served_since_s: float | None = None
-        self.queue: admission.AdmissionQueue[Ticket] = admission.AdmissionQueue(length_max=queue_length_max)
-        self.drain = admission.DrainRate()
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Run the ticket on `ticket.load.replica` now; the slot is already taken."""
-
-    ticket: Ticket
-
-
-@dataclass(frozen=True, slots=True)
-class Expire:
-    """The ticket's deadline passed while it waited; it has left the queue."""
-
-    ticket: Ticket
-
-
-Action = Start | Expire
 
 
 class Dispatcher:
@@ -119,13 +28,20 @@ class Dispatcher:
 
     State: `_states` by model name; `_retired` holds the loads of replicas that left the fleet while they had work. Such a
     replica may come back before that work ends (a probe that failed once), and its slots are not free only because of it.
+    For the same reason `_running`, the slots of tenants with reserved ones, is kept by model name, and `_leases` whether or
+    not their replicas are there.
     """
 
-    def __init__(self, *, queue_length_max: int, health: HealthRules, chance: Chance) -> None:
-        self._queue_length_max = queue_length_max
+    def __init__(
+        self, *, bounds: QueueBounds, health: HealthRules, chance: Chance, is_adaptive: bool = True
+    ) -> None:
+        self._bounds = bounds
         self._health = health
         self._chance = chance
-        self._states: dict[str, _DeploymentState] = {}
+        self._is_adaptive = is_adaptive
+        self._states: dict[str, DeploymentState] = {}
+        self._running: dict[str, dict[TenantId, int]] = {}
+        self._leases: dict[tuple[str, ReplicaKey], int] = {}
         self._retired: dict[tuple[str, ReplicaKey], ReplicaLoad] = {}
 
     def publish(self, snapshot: FleetSnapshot, *, now_s: float) -> list[Action]:
@@ -137,10 +53,11 @@ class Dispatcher:
             self._retire(name, state.loads)
             while (ticket := state.queue.pop(lambda _: True)) is not None:
                 ticket.waited_s += now_s - ticket.enqueued_s
-                actions.append(Expire(ticket))
+                actions.append(Expire(ticket, is_withdrawn=True))
         for name, deployment in snapshot.deployments.items():
             if name not in self._states:
-                self._states[name] = _DeploymentState(deployment, queue_length_max=self._queue_length_max)
+                running = self._running.setdefault(name, {})
+                self._states[name] = DeploymentState(deployment, self._bounds, running)
             state = self._states[name]
             known = {load.key: load for load in state.loads}
             if state.served_since_s is None and deployment.replicas:
@@ -167,8 +84,10 @@ class Dispatcher:
         return state.deployment
 
     def arrive(self, ticket: Ticket, *, now_s: float) -> bool:
-        """True: it starts now. False: it waits. Raises NoReadyReplica, Saturated or DeadlineExceeded, and then the ticket is
-        not kept."""
+        """True: it starts now. False: no slot is free for it, and `wait` is next.
+
+        Raises NoReadyReplica, DeadlineExceeded, or Saturated where every replica rests.
+        """
         state = self._states[ticket.model]
         _refuse_late(ticket, now_s)
         if not state.loads:
@@ -180,14 +99,32 @@ class Dispatcher:
             _refuse_rest(state.loads, now_s)
         # Those who wait for a replica that has not failed them leave others free, so a queue alone stops nobody.
         if chosen is not None and not (len(state.queue) and self._is_anyone_due(state, now_s)):
-            self._start(ticket, chosen, now_s)
+            self._start(state, ticket, chosen, now_s)
             return True
-        self._check(state, ticket, now_s)
-        self._wait(state, ticket, now_s)
         return False
 
+    def wait(self, ticket: Ticket, *, now_s: float) -> list[Action]:
+        """Takes a ticket that has just arrived into the queue; another may lose its place for it.
+
+        Raises Saturated where the queue has no place for it, or it could not end in time, and then it is not kept.
+        """
+        state = self._states[ticket.model]
+        ticket.cost_s = state.cost_s(ticket)
+        shed: list[Ticket] = []
+        # Who waits for a slot of its own was promised one, whatever others have sent.
+        if not state.queue.is_owed(ticket):
+            state.refuse_infeasible(ticket, now_s)
+            shed = state.make_room(ticket, now_s)
+        self._enqueue(state, ticket, now_s)
+        actions: list[Action] = []
+        for victim in shed:
+            victim.waited_s += now_s - victim.enqueued_s
+            actions.append(Shed(victim, admission.retry_after_s(state.drain_s(now_s))))
+        return actions
+
     def retry(self, ticket: Ticket, *, now_s: float) -> bool:
-        """Another replica for a ticket whose slot was given back: now (True), or it waits again, ahead of later deadlines.
+        """Another replica for a ticket whose slot was given back: now (True), or it waits again, ahead of later deadlines
+        of its tenant and whatever the bounds: its place was paid for.
 
         Raises NoReadyReplica if no replica is left that has not failed this ticket already, unless it awaits the restart
         of one, and DeadlineExceeded.
@@ -200,7 +137,7 @@ class Dispatcher:
             )
         if self._try_start(state, ticket, now_s):
             return True
-        self._wait(state, ticket, now_s)
+        self._enqueue(state, ticket, now_s)
         return False
 
     def has_alternative(self, ticket: Ticket, *, now_s: float) -> bool:
@@ -219,30 +156,37 @@ class Dispatcher:
         *,
         now_s: float,
         retry_after_s: float | None = None,
+        ttft_s: float | None = None,
+        output_tokens: int = 0,
     ) -> tuple[Circuit | None, list[Action]]:
         """The attempt has ended: frees its slot, judges the replica, starts who waits.
 
         Args:
             retry_after_s: What a busy replica asked for.
+            ttft_s: Time to the first token of a streamed answer; None for others.
+
         Returns OPEN if the replica was ejected by this, SLOW_START if it came back, and the actions. The ticket may
         `retry` after it.
         """
         load = ticket.load
         assert load is not None, "only a running ticket has a slot to give back"
         ticket.load = None
+        if ttft_s is not None:
+            load.observe(ttft_s, ticket, now_s=now_s)
         load.outstanding -= 1
         if not load.outstanding:
             self._retired.pop((ticket.model, load.key), None)
         if ticket.grant is not None and load.slot_table is not None:
             load.slot_table.give_back(ticket.grant)
             ticket.grant = None
+        if ticket.share.reserved_slots:
+            self._running[ticket.model][ticket.tenant] -= 1
         health = load.health
         circuit = health.ended(outcome, started_s=ticket.started_s, is_idle=not load.outstanding, now_s=now_s)
         state = self._states.get(ticket.model)
-        if outcome is AttemptOutcome.COMPLETED:
-            if state is not None:
-                state.drain.observe(now_s - ticket.started_s)
-        elif outcome.is_replica_fault:
+        if state is not None:
+            state.measure(ticket, outcome, output_tokens, now_s)
+        if outcome.is_replica_fault:
             if load.replica.traits.is_ours and outcome in _CONNECTION_LOST:
                 health.rest(until_s=now_s + DOUBT_S)
                 ticket.awaits_restart = True
@@ -296,12 +240,38 @@ class Dispatcher:
         for state in self._states.values():
             yield state.deployment
 
-    def expected_wait_s(self, model: str) -> float:
-        """What a request arriving now would wait in this deployment's queue; 0.0 for a model that is not offered."""
+    def queue(self, model: str, *, now_s: float) -> QueueView:
+        """The queue of a deployment that is offered."""
+        return self._states[model].view(now_s)
+
+    def expected_wait_s(self, model: str, *, now_s: float) -> float:
+        """How long this deployment's queue takes as it stands; 0.0 for a model that is not offered."""
+        state = self._states.get(model)
+        return 0.0 if state is None else state.drain_s(now_s)
+
+    def set_slots(self, model: str, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
+        """This process may use that many slots of a replica from now on, None for all; more than that run to their end.
+
+        It holds until the next call, also while the replica is not offered.
+        """
+        if slots is None:
+            self._leases.pop((model, key), None)
+        else:
+            self._leases[model, key] = slots
         state = self._states.get(model)
         if state is None:
-            return 0.0
-        return state.drain.wait_s(ahead=len(state.queue), slots=sum(load.slots for load in state.loads))
+            return []
+        for load in state.loads:
+            if load.key == key:
+                load.lease = slots
+                load.set_slots()
+        return self._start_waiting(state, now_s)
+
+    def set_queue_bounds(self, bounds: QueueBounds) -> None:
+        """Bounds for all deployments from now on; what waits beyond them stays."""
+        self._bounds = bounds
+        for state in self._states.values():
+            state.bounds = bounds
 
     def _load_of(
         self,
@@ -315,76 +285,69 @@ class Dispatcher:
         key = (replica.id, replica.generation)
         load = known.pop(key, None) or self._retired.pop((model, key), None)
         if load is None:
-            load = ReplicaLoad(replica, self._health)
+            load = ReplicaLoad(replica, self._health, is_adaptive=self._is_adaptive)
             if slowly_from_s is not None:
                 load.health.start_slowly(now_s=slowly_from_s)
-            return load
-        load.replica, load.slots = replica, replica.slots
-        if load.slot_table is not None:
-            load.slot_table.resize(replica.slots)
+        load.lease = self._leases.get((model, key))
+        load.replace(replica)
         return load
 
     def _retire(self, model: str, loads: Iterable[ReplicaLoad]) -> None:
         self._retired.update({(model, load.key): load for load in loads if load.outstanding})
 
-    def _check(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> None:
-        admission.check_admission(
-            queued=len(state.queue),
-            is_full=state.queue.is_full,
-            expected_wait_s=self.expected_wait_s(ticket.model),
-            time_left_s=ticket.deadline_s - now_s,
-        )
-
-    def _wait(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> None:
+    def _enqueue(self, state: DeploymentState, ticket: Ticket, now_s: float) -> None:
         ticket.enqueued_s = now_s
+        ticket.cost_s = state.cost_s(ticket)
         state.queue.push(ticket)
 
-    def _is_anyone_due(self, state: _DeploymentState, now_s: float) -> bool:
+    def _is_anyone_due(self, state: DeploymentState, now_s: float) -> bool:
         """Whether a waiting ticket could start now, because of a replica whose ejection has just ended."""
         return any(
             waiting.deadline_s > now_s and self._choose(state, waiting, now_s) is not None
             for waiting in state.queue
         )
 
-    def _choose(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> ReplicaLoad | None:
+    def _choose(self, state: DeploymentState, ticket: Ticket, now_s: float) -> ReplicaLoad | None:
         loads = state.loads
         if ticket.tried:
             loads = [load for load in loads if load.key not in ticket.tried]
         return balancing.choose(loads, now_s=now_s, chance=self._chance)
 
-    def _try_start(self, state: _DeploymentState, ticket: Ticket, now_s: float) -> bool:
+    def _try_start(self, state: DeploymentState, ticket: Ticket, now_s: float) -> bool:
         chosen = self._choose(state, ticket, now_s)
         if chosen is None:
             return False
-        self._start(ticket, chosen, now_s)
+        self._start(state, ticket, chosen, now_s)
         return True
 
-    def _start(self, ticket: Ticket, chosen: ReplicaLoad, now_s: float) -> None:
+    def _start(self, state: DeploymentState, ticket: Ticket, chosen: ReplicaLoad, now_s: float) -> None:
         chosen.outstanding += 1
         chosen.health.asked(now_s=now_s)
         ticket.load = chosen
         ticket.started_s = now_s
         if chosen.slot_table is not None:
-            ticket.grant = chosen.slot_table.take(ticket.partition)
+            ticket.grant = chosen.slot_table.take(ticket.tenant)
+        if ticket.share.reserved_slots:
+            state.running[ticket.tenant] = state.running.get(ticket.tenant, 0) + 1
+        state.started[ticket] = None
 
-    def _start_waiting(self, state: _DeploymentState, now_s: float) -> list[Action]:
-        """Starts waiting tickets, earliest deadline first, as long as one of them finds a slot."""
+    def _start_waiting(self, state: DeploymentState, now_s: float) -> list[Action]:
+        """Starts waiting tickets in the queue's order, as long as one of them finds a slot."""
         actions: list[Action] = []
+        # What has less time left than the quickest of the last answers took would only be begun for nobody.
+        while (ticket := state.queue.pop_late(now_s + state.service.quickest_s)) is not None:
+            ticket.waited_s += now_s - ticket.enqueued_s
+            actions.append(Expire(ticket))
 
-        def accepts(ticket: Ticket) -> bool:
-            if ticket.deadline_s <= now_s:
-                actions.append(Expire(ticket))
-                return True
-            if not self._try_start(state, ticket, now_s):
-                return False
-            actions.append(Start(ticket))
-            return True
+        def starts(ticket: Ticket) -> bool:
+            return self._try_start(state, ticket, now_s)
 
         while len(state.queue) and any(load.outstanding < load.slots for load in state.loads):
-            ticket = state.queue.pop(accepts)
+            ticket = state.queue.pop(starts)
             if ticket is None:
                 break
             ticket.waited_s += now_s - ticket.enqueued_s
+            actions.append(Start(ticket))
         return actions
 
 

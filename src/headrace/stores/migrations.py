@@ -160,4 +160,12 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "DROP INDEX usage_by_time",
         ),
     ),
+    (
+        "shares of tenants",
+        (
+            "ALTER TABLE tenant ADD COLUMN class TEXT NOT NULL DEFAULT 'normal' CHECK (class IN ('low', 'normal', 'high'))",
+            "ALTER TABLE tenant ADD COLUMN weight INTEGER NOT NULL DEFAULT 1 CHECK (weight >= 1)",
+            "ALTER TABLE tenant ADD COLUMN reserved_slots INTEGER NOT NULL DEFAULT 0 CHECK (reserved_slots >= 0)",
+        ),
+    ),
 )

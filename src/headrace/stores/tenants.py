@@ -19,7 +19,14 @@ from headrace.core import keys
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
-from headrace.core.tenant import Principal, TenantLimits
+from headrace.core.tenant import (
+    PRIORITIES,
+    RESERVED_SLOTS_MAX,
+    WEIGHT_MAX,
+    Principal,
+    TenantLimits,
+    TenantShare,
+)
 from headrace.stores import sqlite
 
 PEPPER_NAME = "pepper"
@@ -56,6 +63,7 @@ class TenantRecord:
     name: TenantId
     created_s: float
     limits: LimitOverrides
+    share: TenantShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +158,10 @@ class TenantStore:
         with self._lock:
             self._connection.close()
 
-    def create_tenant(self, name: str, limits: LimitOverrides | None = None) -> TenantRecord:
-        """Raises ConfigError when the name isn't valid or is taken."""
+    def create_tenant(
+        self, name: str, limits: LimitOverrides | None = None, share: TenantShare | None = None
+    ) -> TenantRecord:
+        """Raises ConfigError when the name isn't valid or is taken, or a value is out of its range."""
         if _TENANT_NAME.fullmatch(name) is None:
             raise ConfigError(
                 f"tenant name {name!r}: 1 to 63 of a-z, 0-9 and `-`, beginning with a letter or a digit"
@@ -161,11 +171,13 @@ class TenantStore:
                 raise ConfigError(
                     f"tenant `{name}` exists already; change it with `headrace tenants set {name}`"
                 )
-            record = TenantRecord(TenantId(name), self._clock.wall_s(), limits or LimitOverrides())
+            record = TenantRecord(
+                TenantId(name), self._clock.wall_s(), limits or LimitOverrides(), share or TenantShare()
+            )
             connection.execute(
-                "INSERT INTO tenant (name, created_s, requests_per_minute, requests_burst, concurrency_max)"
-                " VALUES (?, ?, ?, ?, ?)",
-                (name, record.created_s, *_limit_values(record.limits)),
+                "INSERT INTO tenant (name, created_s, requests_per_minute, requests_burst, concurrency_max,"
+                " class, weight, reserved_slots) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (name, record.created_s, *_limit_values(record.limits), *_share_values(record.share)),
             )
         return record
 
@@ -173,13 +185,14 @@ class TenantStore:
         with self._reading() as connection:
             return _has_tenant(connection, name)
 
-    def set_limits(self, name: str, limits: LimitOverrides) -> None:
-        """Replaces the tenant's own limits; None gives a limit back to the default."""
+    def set_tenant(self, name: str, limits: LimitOverrides, share: TenantShare) -> None:
+        """Replaces the tenant's own limits, where None gives one back to the default, and its share."""
         with self._writing() as connection:
             _require_tenant(connection, name)
             connection.execute(
-                "UPDATE tenant SET requests_per_minute = ?, requests_burst = ?, concurrency_max = ? WHERE name = ?",
-                (*_limit_values(limits), name),
+                "UPDATE tenant SET requests_per_minute = ?, requests_burst = ?, concurrency_max = ?,"
+                " class = ?, weight = ?, reserved_slots = ? WHERE name = ?",
+                (*_limit_values(limits), *_share_values(share), name),
             )
 
     def tenant(self, name: str) -> TenantRecord:
@@ -260,14 +273,17 @@ class TenantStore:
         """Every key that isn't revoked or expired, by its digest, for the gateway to look up callers in."""
         with self._reading() as connection:
             self._seen = _revision(connection)
-            limits = {tenant.name: tenant.limits.over(defaults) for tenant in _tenants(connection, "")}
+            agreed = {
+                tenant.name: (tenant.limits.over(defaults), tenant.share)
+                for tenant in _tenants(connection, "")
+            }
             rows = connection.execute(
                 "SELECT digest, tenant, id, expires_s FROM api_key"
                 " WHERE revoked_s IS NULL AND (expires_s IS NULL OR expires_s > ?)",
                 (self._clock.wall_s(),),
             )
             return {
-                digest: KeyEntry(Principal(tenant=tenant, key_id=key_id, limits=limits[tenant]), expires_s)
+                digest: KeyEntry(Principal(tenant, key_id, *agreed[tenant]), expires_s)
                 for digest, tenant, key_id, expires_s in rows
             }
 
@@ -361,9 +377,20 @@ def _limit_values(limits: LimitOverrides) -> tuple[int | None, int | None, int |
         ("requests_burst", limits.requests_burst, 1),
         ("concurrency_max", limits.concurrency_max, 0),
     ):
-        if value is not None and not least <= value <= _LIMIT_MAX:
-            raise ConfigError(f"`{name}` must be from {least} to {_LIMIT_MAX}, got {value}")
+        if value is not None:
+            _check_range(name, value, least, _LIMIT_MAX)
     return limits.requests_per_minute, limits.requests_burst, limits.concurrency_max
+
+
+def _share_values(share: TenantShare) -> tuple[str, int, int]:
+    _check_range("weight", share.weight, 1, WEIGHT_MAX)
+    _check_range("reserved_slots", share.reserved_slots, 0, RESERVED_SLOTS_MAX)
+    return share.priority_max.word, share.weight, share.reserved_slots
+
+
+def _check_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"`{name}` must be from {least} to {most}, got {value}")
 
 
 def _revision(connection: sqlite3.Connection) -> int:
@@ -377,10 +404,16 @@ def _has_tenant(connection: sqlite3.Connection, name: str) -> bool:
 
 def _tenants(connection: sqlite3.Connection, where: str, values: tuple[str, ...] = ()) -> list[TenantRecord]:
     rows = connection.execute(
-        f"SELECT name, created_s, requests_per_minute, requests_burst, concurrency_max FROM tenant {where}",
+        "SELECT name, created_s, requests_per_minute, requests_burst, concurrency_max, class, weight, reserved_slots"
+        f" FROM tenant {where}",
         values,
     )
-    return [TenantRecord(name, created_s, LimitOverrides(*limits)) for name, created_s, *limits in rows]
+    return [
+        TenantRecord(
+            row[0], row[1], LimitOverrides(*row[2:5]), TenantShare(PRIORITIES[row[5]], row[6], row[7])
+        )
+        for row in rows
+    ]
 
 
 def _keys(connection: sqlite3.Connection, where: str, values: tuple[str, ...] = ()) -> list[KeyRecord]:

@@ -106,8 +106,20 @@ class Metrics:
         labels=("model", "replica"),
         series_max=256,
     )
+    replica_slots: Gauge = _gauge(
+        "headrace_replica_slots",
+        "Requests that the replica may run at once now: its slots, or fewer while its first tokens come late.",
+        labels=("model", "replica"),
+        series_max=256,
+    )
     queue_length: Gauge = _gauge(
         "headrace_queue_length", "Requests that wait for a slot now.", labels=("model",), series_max=128
+    )
+    queue_bytes: Gauge = _gauge(
+        "headrace_queue_bytes",
+        "Bytes of the requests that wait for a slot now.",
+        labels=("model",),
+        series_max=128,
     )
     connections: Gauge = _gauge("headrace_connections", "Client connections on the public port now.")
     bodies_reading: Gauge = _gauge(

@@ -1,0 +1,142 @@
+"""What is known of one deployment? Its replicas' loads, its queue, its pace; and what they say about a newcomer."""
+
+from itertools import islice
+
+import msgspec
+
+from headrace.core.fleet import Deployment
+from headrace.core.ids import TenantId
+from headrace.core.outcome import AttemptOutcome
+from headrace.policies import admission
+from headrace.policies.admission import QueueBounds
+from headrace.policies.fairness import FairQueue
+from headrace.policies.prediction import ServiceModel
+from headrace.policies.tickets import ReplicaLoad, Ticket
+
+_CUT_SHORT = (AttemptOutcome.CANCELLED, AttemptOutcome.DEADLINE)
+
+
+class QueueView(msgspec.Struct, frozen=True, gc=False):
+    """A deployment's queue as status shows it.
+
+    Attributes:
+        wait_s: How long until all that waits has started, and a slot is free.
+        service_s: What requests hold their slots for; None before the first has ended.
+        quickest_s: What the quickest of the last ones took; with less time left than that nothing is begun.
+    """
+
+    length: int
+    body_bytes: int
+    wait_s: float
+    service_s: float | None
+    quickest_s: float
+
+
+class DeploymentState:
+    """One deployment's replicas, queue and measured service time, and what they say about a newcomer.
+
+    `served_since_s` is since when it has had replicas; `started` holds what runs, in the order of its start; `running` counts the slots of tenants that have reserved some.
+    """
+
+    __slots__ = ("bounds", "deployment", "loads", "queue", "running", "served_since_s", "service", "started")
+
+    def __init__(self, deployment: Deployment, bounds: QueueBounds, running: dict[TenantId, int]) -> None:
+        self.deployment = deployment
+        self.bounds = bounds
+        self.loads: list[ReplicaLoad] = []
+        self.served_since_s: float | None = None
+        self.running = running
+        self.queue: FairQueue[Ticket] = FairQueue(running)
+        self.service = ServiceModel()
+        self.started: dict[Ticket, None] = {}
+
+    def typical_s(self, now_s: float) -> float:
+        """What a request holds its slot for: measured, or until one has ended twice what the oldest has run already.
+
+        Of what has run for some time, and nothing else is known, the best guess is that it runs as long again.
+        """
+        mean_s = self.service.mean_s
+        if mean_s is not None:
+            return mean_s
+        oldest = next(iter(self.started), None)
+        return max(admission.SERVICE_PRIOR_S, 0.0 if oldest is None else 2.0 * (now_s - oldest.started_s))
+
+    def cost_s(self, ticket: Ticket) -> float:
+        """What this ticket will hold a slot for."""
+        predicted_s = self.service.predict_s(
+            prompt_bytes=ticket.prompt_bytes, output_tokens_max=ticket.output_tokens_max
+        )
+        return admission.SERVICE_PRIOR_S if predicted_s is None else predicted_s
+
+    def wait_s(self, ahead_s: float, now_s: float) -> float:
+        """When a slot will be free for what comes after that much work.
+
+        All slots are taken to be given out in turn, each for a typical time: what runs ends in the order of its start, and
+        slots that were taken in the same moment are free again in the same moment, not one after the other.
+        """
+        slots = max(1, sum(load.slots for load in self.loads))
+        typical_s = self.typical_s(now_s)
+        rounds, index = divmod(int(ahead_s / typical_s), slots) if typical_s > 0.0 else (0, 0)
+        index += max(0, len(self.started) - slots)  # these end first, on slots that are no longer given out
+        holder = next(islice(self.started, index, None), None)
+        left_s = 0.0 if holder is None else max(0.0, typical_s - (now_s - holder.started_s))
+        return left_s + rounds * typical_s
+
+    def drain_s(self, now_s: float) -> float:
+        """How long until all that waits has started, and a slot is free."""
+        is_measured = self.service.mean_s is not None
+        ahead_s = self.queue.cost_s if is_measured else len(self.queue) * self.typical_s(now_s)
+        return self.wait_s(ahead_s, now_s)
+
+    def refuse_infeasible(self, ticket: Ticket, now_s: float) -> None:
+        """Raises Saturated; before the first measurement nothing is known to be infeasible."""
+        typical_s = self.service.mean_s
+        if typical_s is None:
+            return
+        admission.refuse_infeasible(
+            wait_s=self.wait_s(self.queue.ahead_s(ticket, typical_s=typical_s), now_s),
+            service_s=ticket.cost_s,
+            time_left_s=ticket.deadline_s - now_s,
+            wait_max_s=self.bounds.wait_max_s,
+        )
+
+    def make_room(self, ticket: Ticket, now_s: float) -> list[Ticket]:
+        """Those who must leave the full queue for this ticket. Raises Saturated if it is this one that must."""
+        queue, bounds = self.queue, self.bounds
+        shed: list[Ticket] = []
+        while True:
+            lacks_place = len(queue) >= bounds.length_max
+            # An empty queue takes one of any size, or it would never be taken.
+            lacks_bytes = len(queue) > 0 and queue.body_bytes + ticket.body_bytes > bounds.bytes_max
+            if not lacks_place and not lacks_bytes:
+                return shed
+            victim = queue.displace_for(ticket, by_bytes=not lacks_place)
+            if victim is None:
+                queued = len(queue) + len(shed)
+                for other in shed:
+                    queue.push(other)
+                raise admission.full(queued=queued, wait_s=self.drain_s(now_s))
+            shed.append(victim)
+
+    def measure(self, ticket: Ticket, outcome: AttemptOutcome, output_tokens: int, now_s: float) -> None:
+        """Learns from an attempt that has ended, and settles its account.
+
+        One that was cut short says that it needs no less than it took, so it counts only where that is long.
+        """
+        self.started.pop(ticket, None)
+        held_s = now_s - ticket.started_s
+        if ticket.account is not None:
+            self.queue.settle(ticket, held_s)
+        if outcome is AttemptOutcome.COMPLETED or (outcome in _CUT_SHORT and held_s >= self.typical_s(now_s)):
+            self.service.observe(
+                prompt_bytes=ticket.prompt_bytes, output_tokens=output_tokens, service_s=held_s
+            )
+
+    def view(self, now_s: float) -> QueueView:
+        return QueueView(
+            len(self.queue),
+            self.queue.body_bytes,
+            self.drain_s(now_s),
+            self.service.mean_s,
+            self.service.quickest_s,
+        )

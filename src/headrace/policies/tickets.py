@@ -1,0 +1,183 @@
+"""What does the dispatcher keep? Requests on their way, what runs on each replica, and what its driver must do about them."""
+
+from dataclasses import dataclass
+
+from headrace.core.fleet import Replica
+from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.tenant import Priority, TenantShare
+from headrace.policies.concurrency import ConcurrencyLimit
+from headrace.policies.fairness import TenantAccount
+from headrace.policies.health import HealthRules, ReplicaHealth
+from headrace.policies.partition import SlotGrant, SlotTable
+
+ReplicaKey = tuple[ReplicaId, int]
+
+NO_SHARE = TenantShare()
+
+
+class Ticket:
+    """One admitted request on its way. Owner: the Dispatcher, until it has left.
+
+    Attributes:
+        model: Which deployment.
+        tenant: Who asks: whose prefix cache it may use, and whose share of the deployment.
+        deadline_s: Monotonic; never started after it.
+        share, priority: What decides its turn while others wait too; the priority is within the share's class.
+        prompt_bytes, output_tokens_max: Its size, for predictions.
+        body_bytes: What it holds of memory while it waits.
+        cost_s: Predicted seconds on a slot, from the moment that it waits.
+        account: What it was charged to, from its start out of the queue to its end.
+        load: The replica that runs it now, or None while it waits.
+        grant: The slot of that replica, where slots are partitioned.
+        tried: Replicas that failed it.
+        awaits_restart: Its replica is an engine of ours that has probably ended: worth waiting for the next generation.
+        waited_s: Time spent in the queue so far.
+    """
+
+    __slots__ = (
+        "account",
+        "awaits_restart",
+        "body_bytes",
+        "cost_s",
+        "deadline_s",
+        "enqueued_s",
+        "grant",
+        "load",
+        "model",
+        "output_tokens_max",
+        "priority",
+        "prompt_bytes",
+        "share",
+        "started_s",
+        "tenant",
+        "tried",
+        "waited_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tenant: TenantId,
+        deadline_s: float,
+        share: TenantShare = NO_SHARE,
+        priority: Priority = Priority.NORMAL,
+        prompt_bytes: int = 0,
+        output_tokens_max: int | None = None,
+        body_bytes: int = 0,
+    ) -> None:
+        self.model = model
+        self.tenant = tenant
+        self.deadline_s = deadline_s
+        self.share = share
+        self.priority = priority if priority <= share.priority_max else share.priority_max
+        self.prompt_bytes = prompt_bytes
+        self.output_tokens_max = output_tokens_max
+        self.body_bytes = body_bytes
+        self.cost_s = 0.0
+        self.account: TenantAccount | None = None
+        self.load: ReplicaLoad | None = None
+        self.grant: SlotGrant | None = None
+        self.tried: tuple[ReplicaKey, ...] = ()
+        self.awaits_restart = False
+        self.enqueued_s = 0.0
+        self.started_s = 0.0
+        self.waited_s = 0.0
+
+
+class ReplicaLoad:
+    """What runs on one replica. `outstanding` is raised and lowered only by the Dispatcher, never by probes.
+
+    Attributes:
+        slots: How many requests it may run now: what the replica has, but no more than `lease` and `limit`.
+        lease: The slots that this process may use of it, where several share it; None for all.
+        limit: What was found to be served well; None for engines that know their slots exactly.
+    """
+
+    __slots__ = (
+        "health",
+        "key",
+        "lease",
+        "limit",
+        "outstanding",
+        "replica",
+        "slot_table",
+        "slots",
+    )
+
+    def __init__(self, replica: Replica, rules: HealthRules, *, is_adaptive: bool) -> None:
+        self.replica = replica
+        self.key: ReplicaKey = (replica.id, replica.generation)
+        self.slots = replica.slots
+        self.lease: int | None = None
+        self.limit = ConcurrencyLimit(replica.slots) if is_adaptive and not replica.traits.is_ours else None
+        self.outstanding = 0
+        self.health = ReplicaHealth(rules)
+        self.slot_table = SlotTable(replica.slots) if replica.traits.partitions_slots else None
+
+    def replace(self, replica: Replica) -> None:
+        """The same replica as control describes it now."""
+        self.replica = replica
+        if self.slot_table is not None:
+            self.slot_table.resize(replica.slots)
+        if self.limit is not None:
+            self.limit.resize(replica.slots)
+        self.set_slots()
+
+    @property
+    def slots_max(self) -> int:
+        """What this process may use of the replica, were it to serve all of it well."""
+        return self.replica.slots if self.lease is None else min(self.lease, self.replica.slots)
+
+    def set_slots(self) -> None:
+        """Takes over what has changed of the slots, the lease or the limit."""
+        self.slots = self.slots_max if self.limit is None else min(self.slots_max, self.limit.value)
+
+    def observe(self, ttft_s: float, ticket: Ticket, *, now_s: float) -> None:
+        """A first token that it sent came after this time."""
+        if self.limit is None:
+            return
+        before = self.limit.value
+        self.limit.observe(
+            ttft_s,
+            prompt_bytes=ticket.prompt_bytes,
+            in_flight=self.outstanding,
+            started_s=ticket.started_s,
+            now_s=now_s,
+        )
+        if self.limit.value != before:
+            self.set_slots()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run the ticket on `ticket.load.replica` now; the slot is already taken."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """The ticket has left the queue: its deadline has passed, or is too near for any answer; or its model is gone.
+
+    Attributes:
+        is_withdrawn: Whether it is the model that is gone.
+    """
+
+    ticket: Ticket
+    is_withdrawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """The ticket has left the queue for another that has more right to its place.
+
+    Attributes:
+        retry_after_s: When to come back.
+    """
+
+    ticket: Ticket
+    retry_after_s: float
+
+
+Action = Start | Expire | Shed
