@@ -4,7 +4,6 @@ The walk (gateway/server.py) is a coroutine that runs for each call in its turn;
 """
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -234,7 +233,8 @@ class ClientConnection(CallerTransport):
         super().__init__(owner)
         self._walk: Walk | None = None
         self._reader = http1.RequestReader(self)
-        self._turns: deque[HttpCall | _Refusal] = deque()
+        # A list, though it is taken from in front: an empty deque takes 700 bytes, a fifth of an idle connection.
+        self._turns: list[HttpCall | _Refusal] = []
         self._is_busy = False
         self._is_advancing = False
         self._is_done = False  # nothing more is answered
@@ -424,7 +424,7 @@ class ClientConnection(CallerTransport):
             return
         self._is_advancing = True
         while self._turns and not self._is_busy and not self._is_done and not self.is_paused:
-            turn = self._turns.popleft()
+            turn = self._turns.pop(0)
             if isinstance(turn, _Refusal):
                 self._is_done = True
                 self._answer_refusal(turn)

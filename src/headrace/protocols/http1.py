@@ -130,6 +130,24 @@ class RequestReader:
     State: of the message being read only; `is_idle` between messages, `messages` counts those read whole.
     """
 
+    __slots__ = (
+        "_body_bytes_max",
+        "_failure",
+        "_fed_bytes",
+        "_framing",
+        "_head_done",
+        "_is_last",
+        "_pairs",
+        "_parser",
+        "_parts",
+        "_sink",
+        "_sound_host",
+        "_url",
+        "body_bytes",
+        "is_idle",
+        "messages",
+    )
+
     def __init__(self, sink: RequestSink) -> None:
         self._sink = sink
         self._parser: Any = httptools.HttpRequestParser(self)
