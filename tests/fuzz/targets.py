@@ -87,7 +87,7 @@ def _by_reference(data: bytes) -> list[tuple[bytes, bytes, bytes | None]]:
         match = _REQUEST_LINE.fullmatch(line)
         if match is None:
             return found
-        fields = {}
+        fields: dict[bytes, bytes] = {}
         for header in headers:
             name, _, value = header.partition(b":")
             fields.setdefault(name.lower(), value.strip(b" \t"))
