@@ -222,9 +222,9 @@ class Gateway:
                 )
             )
             return {"answers": len(answers.latencies_s), "failures": answers.failures}
-        _wrk(self.wrk, target, self._rig.folder, profile.warm_s)
+        wrk_answers(self.wrk, target, self._rig.folder, profile.warm_s)
         with window:
-            return _wrk(self.wrk, target, self._rig.folder, profile.whole_s)
+            return wrk_answers(self.wrk, target, self._rig.folder, profile.whole_s)
 
     def _open_loop(self, target: Target, window: machine.Window, *, stream: bool) -> Sample:
         profile = self.profile
@@ -273,7 +273,7 @@ def _costs(sample: Sample, window: machine.Window) -> Sample:
     }
 
 
-def _wrk(wrk: str, target: Target, folder: Path, seconds: float) -> Sample:
+def wrk_answers(wrk: str, target: Target, folder: Path, seconds: float) -> Sample:
     """One run of wrk, which is bounded in time by itself."""
     script = folder / f"wrk-{target.port}.lua"
     script.write_text(

@@ -134,11 +134,12 @@ class Rig(contextlib.ExitStack):
     def headrace(
         self, *, upstreams: Sequence[int] = (), core: int | None, data: Path | None = None, config: Path | None = None,
         environment: dict[str, str] | None = None, upstream_slots: int = 4096, name: str = "headrace",
+        arguments: Sequence[str] = (),
     ) -> tuple["Headrace", Running]:  # fmt: skip
         """`headrace up` with a tenant that no limit will stop; everything else as it comes."""
         data = data or self.folder / "data"
         port = free_port()
-        command = [*HEADRACE, "up", "--data", str(data), "--port", str(port), "--admin-port", "0"]
+        command = [*HEADRACE, "up", "--data", str(data), "--port", str(port), "--admin-port", "0", *arguments]
         command += [part for each in upstreams for part in ("--upstream", f"http://127.0.0.1:{each}")]
         command += ["--upstream-slots", str(upstream_slots)] if upstreams else []
         command += ["--config", str(config)] if config else []

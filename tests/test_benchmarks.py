@@ -75,6 +75,14 @@ def test_the_gateway_benchmark_does_without_nginx_and_wrk(tmp_path, monkeypatch)
     assert sum("apt-get install" in remark for remark in found["remarks"]) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_walk_benchmark_walks_whole_answers_and_streams(tmp_path):
+    _, found = run("walk", "--rounds", "1", path=tmp_path / "walk.json")
+    assert found["whole"]["best_us"] > 0
+    assert found["stream"]["best_us"] > found["whole"]["best_us"]
+
+
 @needs_two_cores
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 10)

@@ -10,7 +10,7 @@ from headrace.core.clock import Clock
 from headrace.core.endings import Ending
 from headrace.core.fleet import Deployment, Replica
 from headrace.core.outcome import AttemptOutcome, Outcome
-from headrace.core.request import Endpoint, InferenceRequest
+from headrace.core.request import InferenceRequest
 from headrace.core.usage import ExecutionRecord, TokenUsage, UsageRecord, UsageSource
 from headrace.gateway.delivery import Delivery
 from headrace.telemetry.families import Distribution, Value
@@ -85,7 +85,7 @@ class UsageCloser:
         self._metrics = metrics
         self._log = log
         self._clock = clock
-        self._series: dict[tuple[Endpoint, str, Ending], _Series] = {}
+        self._series: dict[tuple[str, str, Ending], _Series] = {}
 
     def close(self, account: Account, delivery: Delivery) -> None:
         """The one terminal write of a request, whatever its end. Refusals before any work leave a metric and a log line
@@ -96,32 +96,19 @@ class UsageCloser:
         self._measure(account, delivery, ending, total_s=total_s)
         if ending.outcome is Outcome.REFUSED:
             return
-        usage = account.usage()
-        first_s = delivery.first_content_s
+        usage, first_s, principal = account.usage(), delivery.first_content_s, request.principal
         self._ledger.append(
+            # By position, in the order of the record: names would cost as much as the record itself.
             UsageRecord(
-                request_id=request.id,
-                tenant=request.principal.tenant,
-                key_id=request.principal.key_id,
-                model=request.model,
-                revision=account.deployment.revision,
-                endpoint=str(request.endpoint),
-                is_streaming=request.is_streaming,
-                started_s=request.arrived_wall_s,
-                outcome=ending.outcome.value,
-                reason=ending.reason.value,
-                status=delivery.status,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                usage_source=str(usage.source),
-                queue_wait_s=account.queue_wait_s,
-                ttft_s=None if first_s is None else first_s - request.arrived_s,
-                total_s=total_s,
-                attempts=len(account.attempts),
+                request.id, principal.tenant, principal.key_id, request.model, account.deployment.revision,
+                str(request.endpoint), request.is_streaming, request.arrived_wall_s,
+                str(ending.outcome), str(ending.reason), delivery.status,
+                usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
+                account.queue_wait_s, None if first_s is None else first_s - request.arrived_s, total_s,
+                len(account.attempts),
             ),
-            [self._execution(request, index, end) for index, end in enumerate(account.attempts, start=1)],
-        )
+            [_execution(request, index, end) for index, end in enumerate(account.attempts, start=1)],
+        )  # fmt: skip
 
     def _make_series(self, endpoint: str, model: str, ending: Ending) -> "_Series":
         metrics = self._metrics
@@ -136,32 +123,16 @@ class UsageCloser:
             completion=metrics.tokens.labels(model, "completion"),
         )
 
-    def _execution(self, request: InferenceRequest, index: int, end: AttemptEnd) -> ExecutionRecord:
-        return ExecutionRecord(
-            request_id=request.id,
-            attempt=index,
-            replica=end.replica.id,
-            generation=end.replica.generation,
-            started_s=request.arrived_wall_s + (end.started_s - request.arrived_s),
-            duration_s=end.ended_s - end.started_s,
-            ttft_s=None if end.first_event_s is None else end.first_event_s - end.started_s,
-            outcome=str(end.outcome),
-            upstream_status=end.upstream_status,
-            prompt_tokens=end.usage.prompt_tokens,
-            completion_tokens=end.usage.completion_tokens,
-            cached_tokens=end.usage.cached_tokens,
-            usage_source=str(end.usage.source),
-        )
-
     def _measure(self, account: Account, delivery: Delivery, ending: Ending, *, total_s: float) -> None:
         request, outcome = account.request, ending.outcome
-        model, endpoint = request.model, str(request.endpoint)
-        series = self._series.get((request.endpoint, model, ending))
+        model = request.model
+        key = (str(request.endpoint), model, ending)
+        series = self._series.get(key)
         if series is None:
-            series = self._make_series(endpoint, model, ending)
+            series = self._make_series(*key)
             if len(self._series) < SERIES_MAX:
-                self._series[(request.endpoint, model, ending)] = series
-        series.requests.add()
+                self._series[key] = series
+        series.requests.value += 1
         series.seconds.observe(total_s)
         if outcome is Outcome.REFUSED:
             assert ending.error is not None, "every refusal has its error"
@@ -171,7 +142,7 @@ class UsageCloser:
         if delivery.first_content_s is not None:
             series.ttft.observe(delivery.first_content_s - request.arrived_s)
         for end in account.attempts:
-            self._metrics.attempts.labels(model, end.replica.id, end.outcome).add()
+            self._metrics.attempts.labels(model, end.replica.id, str(end.outcome)).value += 1
             tokens = end.usage
             series.prompt.value += tokens.prompt_tokens
             series.cached.value += tokens.cached_tokens
@@ -196,3 +167,13 @@ class UsageCloser:
             status=delivery.status,
             total_s=round(total_s, 3),
         )
+
+
+def _execution(request: InferenceRequest, index: int, end: AttemptEnd) -> ExecutionRecord:
+    usage, first_s = end.usage, end.first_event_s
+    return ExecutionRecord(
+        request.id, index, end.replica.id, end.replica.generation,
+        request.arrived_wall_s + (end.started_s - request.arrived_s), end.ended_s - end.started_s,
+        None if first_s is None else first_s - end.started_s, str(end.outcome), end.upstream_status,
+        usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
+    )  # fmt: skip
