@@ -415,3 +415,43 @@ def test_a_tunnel_through_us_is_refused() -> None:
 def test_a_wait_is_whole_seconds_up_to_an_hour_or_nothing(value: bytes | None, seconds: float | None) -> None:
     """T26."""
     assert http1.retry_after_s(value) == seconds
+
+
+# A plain answer
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"\r\n\r\n", b"a" * 100_000])
+def test_a_plain_answer_is_its_body(body: bytes) -> None:
+    assert http1.plain_answer(ANSWER.replace(b"h: 2", b"h: %d" % len(body))[:-2] + body) == body
+    assert http1.plain_answer(b"HTTP/1.1 200 \r\ncontent-length:%d\r\n\r\n%b" % (len(body), body)) == body
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"200 OK", b"201 Created"),
+        (b"200 OK", b"503 Busy"),
+        (b"1.1", b"1.0"),
+        (b"{}", b"{"),
+        (b"{}", b"{} "),
+        (b"h: 2", b"h: +2"),
+        (b"h: 2", b"h: 2, 2"),
+        (b"h: 2\r\n", b"h: 2\r\nContent-Length: 2\r\n"),
+        (b"h: 2\r\n", b"h: 2\r\nTransfer-Encoding: chunked\r\n"),
+        (b"Content-Length", b"X-Length"),
+        (b"keep-alive", b"close"),
+        (b"keep-alive", b"Upgrade"),
+        (b"\r\nConnection", b"\nConnection"),
+        (b"\r\nConnection", b"\r\n Connection"),
+        (b"Connection:", b"Connection :"),
+        (b"Connection", b"Conn\0ection"),
+        (b"application", b"appli\0cation"),
+        (b"HTTP", b"\r\nHTTP"),
+        (b"\r\n\r\n", b"\r\n"),
+    ],
+)
+def test_any_other_answer_is_left_to_a_parser(old: bytes, new: bytes) -> None:
+    """T36: what llhttp would refuse, or frame otherwise, is never taken here."""
+    assert http1.plain_answer(ANSWER.replace(old, new)) is None

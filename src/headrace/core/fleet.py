@@ -1,12 +1,12 @@
 """What is offered and what runs: the immutable picture that control publishes and the gateway serves from."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 from headrace.core.ids import ReplicaId
 
 
-class Task(Enum):
+class Task(StrEnum):
     """The kind of work a deployment does; each has its own endpoints."""
 
     CHAT = "chat"

@@ -6,7 +6,7 @@ Callbacks, not coroutines: a streamed answer costs one call per read. The one aw
 import asyncio
 import ssl
 from collections import deque
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import httptools
 
@@ -15,6 +15,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.fleet import Replica
 from headrace.engines import tls
 from headrace.engines.outbox import Outbox
+from headrace.protocols import http1
 
 HEAD_BYTES_MAX = 64 * 1024
 # Below the keep-alive of common servers (uvicorn: 5 s), so that we rarely send on a connection they are closing.
@@ -35,7 +36,13 @@ def header(headers: Headers, name: bytes) -> bytes | None:
 
 
 class ResponseSink(Protocol):
-    """Who receives a response. Exactly one of `ended` and `lost` is called, last, unless the exchange is dropped first."""
+    """Who receives a response. Exactly one of `ended` and `lost` is called, last, unless the exchange is dropped first.
+
+    Attributes:
+        is_streamed: Whether it reads the headers of an answer 200; else it may be given none of them.
+    """
+
+    is_streamed: ClassVar[bool]
 
     def head(self, status: int, headers: Headers) -> None: ...
 
@@ -138,6 +145,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self.has_answered = True
         if not self._has_head:
+            if not self._head_bytes and self._is_taken_plain(data):
+                return
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -152,6 +161,20 @@ class UpstreamConnection(asyncio.Protocol):
             self._end()
         elif not self._has_head and self._head_bytes > HEAD_BYTES_MAX:
             self._fail(is_garbage=True)
+
+    def _is_taken_plain(self, data: bytes) -> bool:
+        """Takes an answer that came whole in this one read, if its sink needs no more than its body."""
+        sink = self._sink
+        if sink is None or sink.is_streamed:
+            return False
+        body = http1.plain_answer(data)
+        if body is None:
+            return False
+        self._has_head = True
+        sink.head(200, [])
+        sink.data(body)
+        self._end()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

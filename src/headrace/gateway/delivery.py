@@ -14,7 +14,9 @@ from headrace.core import endings
 from headrace.core.clock import Clock
 from headrace.core.endings import COMPLETE, Ending, Stage
 from headrace.core.errors import ClientGone, HeadraceError
+from headrace.core.fleet import Deployment
 from headrace.core.outcome import Outcome, Reason
+from headrace.core.request import InferenceRequest
 from headrace.gateway.call import Call
 from headrace.protocols import openai
 
@@ -94,11 +96,12 @@ class Delivery:
     __slots__ = (
         "_call",
         "_clock",
+        "_deployment",
         "_headers",
         "_heartbeat",
         "_heartbeat_s",
         "_is_reader_slow",
-        "_is_streaming",
+        "_request",
         "_written_s",
         "ending",
         "first_content_s",
@@ -110,15 +113,17 @@ class Delivery:
     def __init__(
         self,
         call: Call,
+        request: InferenceRequest,
+        deployment: Deployment,
         *,
-        is_streaming: bool,
         clock: Clock,
         heartbeat_s: float,
-        headers: Callable[[], bytes],
+        headers: Callable[[InferenceRequest, Deployment], bytes],
     ) -> None:
         self._call = call
+        self._request = request
+        self._deployment = deployment
         self._clock = clock
-        self._is_streaming = is_streaming
         self._headers = headers
         self._heartbeat_s = heartbeat_s
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -129,7 +134,7 @@ class Delivery:
         self.has_begun = False
         self._is_reader_slow = False
         self.first_content_s: float | None = None
-        if is_streaming:
+        if request.is_streaming:
             self._written_s = clock.now_s()
             self._heartbeat = asyncio.get_running_loop().call_later(heartbeat_s, self._beat)
 
@@ -168,7 +173,7 @@ class Delivery:
         self._step(Event.END)
         self.ending = COMPLETE
         self.status = 200
-        self._call.respond(200, body, headers=self._headers())
+        self._call.respond(200, body, headers=self._headers(self._request, self._deployment))
 
     def fail(self, error: HeadraceError) -> None:
         """Says that there is no answer, or no more of it: by status where none was sent yet, else by an error event."""
@@ -178,7 +183,8 @@ class Delivery:
         if has_head:
             self._call.break_off(error.status, body)
         else:
-            self._call.respond(error.status, body, headers=self._headers() + openai.error_headers(error))
+            headers = self._headers(self._request, self._deployment) + openai.error_headers(error)
+            self._call.respond(error.status, body, headers=headers)
 
     def cut_reader(self) -> None:
         """Drops a caller that takes nothing; `client_gone` follows, as for one that left."""
@@ -208,7 +214,7 @@ class Delivery:
     def _open_stream(self) -> None:
         if self.state is State.WAITING:
             self.status = 200
-            self._call.open_stream(headers=self._headers())
+            self._call.open_stream(headers=self._headers(self._request, self._deployment))
 
     def _beat(self) -> None:
         now_s = self._clock.now_s()

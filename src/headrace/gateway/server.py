@@ -115,6 +115,7 @@ class Gateway:
         self._is_draining = False
         self._is_hurried = False
         self._quiet = asyncio.Event()
+        self._revision_lines: dict[str, bytes] = {}
         self._routes = RouteTable(body_bytes_max=limits.body_bytes_max)
         self.ticked_s = clock.now_s()
         self.in_progress = 0
@@ -151,7 +152,14 @@ class Gateway:
                 return
             call = recorded
         account = Account(request, deployment)
-        delivery = self._delivery(call, request, deployment)
+        delivery = Delivery(
+            call,
+            request,
+            deployment,
+            clock=self.clock,
+            heartbeat_s=self._limits.heartbeat_s,
+            headers=self._answer_headers,
+        )
         slot = self.dispatch.slot(request)
         self.in_progress += 1
         self.streams_open += request.is_streaming
@@ -268,24 +276,18 @@ class Gateway:
             raise InvalidRequest("X-Headrace-Deadline-Ms must be a whole number of milliseconds, at least 1")
         return call.received_s + min(self._limits.deadline_max_s, int(value) / 1000.0)
 
-    def _delivery(self, call: Call, request: InferenceRequest, deployment: Deployment) -> Delivery:
-        revision = b"x-headrace-model-revision: " + deployment.revision.encode() + b"\r\n"
-        return Delivery(
-            call,
-            is_streaming=request.is_streaming,
-            clock=self.clock,
-            heartbeat_s=self._limits.heartbeat_s,
-            headers=lambda: revision + self._rate_headers(request.principal),
-        )
-
-    def _rate_headers(self, principal: Principal) -> bytes:
-        """The tenant's request bucket in the headers that OpenAI's clients know."""
-        view = self.dispatch.limit_view(principal)
+    def _answer_headers(self, request: InferenceRequest, deployment: Deployment) -> bytes:
+        """The lines that every answer of the walk has: the revision, and the tenant's bucket in the words of OpenAI's clients."""
+        revision = self._revision_lines.get(deployment.revision)
+        if revision is None:
+            revision = b"x-headrace-model-revision: " + deployment.revision.encode() + b"\r\n"
+            self._revision_lines[deployment.revision] = revision
+        view = self.dispatch.limit_view(request.principal)
         if view is None:
-            return b""
+            return revision
         return (
-            b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\nx-ratelimit-reset-requests: %.3fs\r\n"
-            % (view.limit, view.remaining, view.reset_s)
+            b"%bx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\nx-ratelimit-reset-requests: %.3fs\r\n"
+            % (revision, view.limit, view.remaining, view.reset_s)
         )
 
     def _inform(self, call: Call, route: InfoRoute) -> None:
@@ -418,6 +420,7 @@ class Gateway:
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Takes over a new picture of the fleet; running requests stay where they are."""
+        self._revision_lines.clear()
         self.upstream.publish(snapshot)
         self.dispatch.publish(snapshot)
 

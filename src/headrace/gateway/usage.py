@@ -66,7 +66,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """The series that one kind of ending counts in, looked up together because every request does."""
+    """The series that one kind of ending counts in, and what the ending says, looked up together because every request
+    needs them."""
 
     requests: Value
     seconds: Distribution
@@ -75,6 +76,10 @@ class _Series:
     prompt: Value
     cached: Value
     completion: Value
+    outcome: str
+    reason: str
+    is_refused: bool
+    is_logged: bool
 
 
 class UsageCloser:
@@ -93,27 +98,53 @@ class UsageCloser:
         request, ending = account.request, delivery.ending
         assert ending is not None, "an account is closed after its delivery has ended"
         total_s = self._clock.now_s() - request.arrived_s
-        self._measure(account, delivery, ending, total_s=total_s)
-        if ending.outcome is Outcome.REFUSED:
+        endpoint, model = str(request.endpoint), request.model
+        series = self._series.get((endpoint, model, ending)) or self._open_series(endpoint, model, ending)
+        series.requests.value += 1
+        series.seconds.observe(total_s)
+        if series.is_logged:
+            self._report(request, delivery, ending, total_s=total_s)
+        if series.is_refused:
+            assert ending.error is not None, "every refusal has its error"
+            self._metrics.refusals.labels(ending.error.code).add()
             return
-        usage, first_s, principal = account.usage(), delivery.first_content_s, request.principal
+        series.queue_wait.observe(account.queue_wait_s)
+        ttft_s: float | None = None
+        if delivery.first_content_s is not None:
+            ttft_s = delivery.first_content_s - request.arrived_s
+            series.ttft.observe(ttft_s)
+        executions: list[ExecutionRecord] = []
+        for end in account.attempts:
+            tokens, replica = end.usage, end.replica
+            self._metrics.attempts.labels(model, replica.id, str(end.outcome)).value += 1
+            series.prompt.value += tokens.prompt_tokens
+            series.cached.value += tokens.cached_tokens
+            series.completion.value += tokens.completion_tokens
+            first_s = end.first_event_s
+            executions.append(
+                ExecutionRecord(
+                    request.id, len(executions) + 1, replica.id, replica.generation,
+                    request.arrived_wall_s + (end.started_s - request.arrived_s), end.ended_s - end.started_s,
+                    None if first_s is None else first_s - end.started_s, str(end.outcome), end.upstream_status,
+                    tokens.prompt_tokens, tokens.completion_tokens, tokens.cached_tokens, str(tokens.source),
+                )
+            )  # fmt: skip
+        usage, principal = account.usage(), request.principal
         self._ledger.append(
             # By position, in the order of the record: names would cost as much as the record itself.
             UsageRecord(
-                request.id, principal.tenant, principal.key_id, request.model, account.deployment.revision,
-                str(request.endpoint), request.is_streaming, request.arrived_wall_s,
-                str(ending.outcome), str(ending.reason), delivery.status,
+                request.id, principal.tenant, principal.key_id, model, account.deployment.revision, endpoint,
+                request.is_streaming, request.arrived_wall_s, series.outcome, series.reason, delivery.status,
                 usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
-                account.queue_wait_s, None if first_s is None else first_s - request.arrived_s, total_s,
-                len(account.attempts),
+                account.queue_wait_s, ttft_s, total_s, len(executions),
             ),
-            [_execution(request, index, end) for index, end in enumerate(account.attempts, start=1)],
+            executions,
         )  # fmt: skip
 
-    def _make_series(self, endpoint: str, model: str, ending: Ending) -> "_Series":
+    def _open_series(self, endpoint: str, model: str, ending: Ending) -> _Series:
         metrics = self._metrics
-        outcome, reason = ending.outcome.value, ending.reason.value
-        return _Series(
+        outcome, reason = str(ending.outcome), str(ending.reason)
+        series = _Series(
             requests=metrics.requests.labels(endpoint, model, outcome, reason),
             seconds=metrics.request_seconds.labels(endpoint, model, outcome),
             queue_wait=metrics.queue_wait_seconds.labels(model),
@@ -121,34 +152,14 @@ class UsageCloser:
             prompt=metrics.tokens.labels(model, "prompt"),
             cached=metrics.tokens.labels(model, "cached"),
             completion=metrics.tokens.labels(model, "completion"),
+            outcome=outcome,
+            reason=reason,
+            is_refused=ending.outcome is Outcome.REFUSED,
+            is_logged=ending.event is not None,
         )
-
-    def _measure(self, account: Account, delivery: Delivery, ending: Ending, *, total_s: float) -> None:
-        request, outcome = account.request, ending.outcome
-        model = request.model
-        key = (str(request.endpoint), model, ending)
-        series = self._series.get(key)
-        if series is None:
-            series = self._make_series(*key)
-            if len(self._series) < SERIES_MAX:
-                self._series[key] = series
-        series.requests.value += 1
-        series.seconds.observe(total_s)
-        if outcome is Outcome.REFUSED:
-            assert ending.error is not None, "every refusal has its error"
-            self._metrics.refusals.labels(ending.error.code).add()
-        else:
-            series.queue_wait.observe(account.queue_wait_s)
-        if delivery.first_content_s is not None:
-            series.ttft.observe(delivery.first_content_s - request.arrived_s)
-        for end in account.attempts:
-            self._metrics.attempts.labels(model, end.replica.id, str(end.outcome)).value += 1
-            tokens = end.usage
-            series.prompt.value += tokens.prompt_tokens
-            series.cached.value += tokens.cached_tokens
-            series.completion.value += tokens.completion_tokens
-        if ending.event is not None:
-            self._report(request, delivery, ending, total_s=total_s)
+        if len(self._series) < SERIES_MAX:
+            self._series[(endpoint, model, ending)] = series
+        return series
 
     def _report(
         self, request: InferenceRequest, delivery: Delivery, ending: Ending, *, total_s: float
@@ -167,13 +178,3 @@ class UsageCloser:
             status=delivery.status,
             total_s=round(total_s, 3),
         )
-
-
-def _execution(request: InferenceRequest, index: int, end: AttemptEnd) -> ExecutionRecord:
-    usage, first_s = end.usage, end.first_event_s
-    return ExecutionRecord(
-        request.id, index, end.replica.id, end.replica.generation,
-        request.arrived_wall_s + (end.started_s - request.arrived_s), end.ended_s - end.started_s,
-        None if first_s is None else first_s - end.started_s, str(end.outcome), end.upstream_status,
-        usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
-    )  # fmt: skip

@@ -70,7 +70,7 @@ def pick(candidates: Iterable[T], *, chance: Chance) -> T | None:
             best, best_load, ties = candidate, load, 1
         elif load == best_load and best is not None:
             ties += 1
-            if chance.randrange(ties) == 0:
+            if chance.random() * ties < 1.0:
                 best = candidate
     return best
 

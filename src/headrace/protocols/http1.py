@@ -80,24 +80,25 @@ class RepeatedHead:
     second look. State: the bytes before and after the digits of Content-Length.
     """
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_after", "_before", "_digits_at", "_rest_bytes")
 
     def __init__(self, before: bytes, after: bytes) -> None:
         self._before = before
         self._after = after
+        self._digits_at = len(before)
+        self._rest_bytes = len(after)
 
     def body_of(self, data: bytes) -> bytes | None:
         """The body, if `data` is one whole request with this head and nothing more; else None, and the reader must look."""
-        before, after = self._before, self._after
-        if not data.startswith(before):
+        if not data.startswith(self._before):
             return None
-        start = len(before)
+        start = self._digits_at
         end = data.find(b"\r", start, start + _LENGTH_DIGITS_MAX + 1)
         digits = data[start:end]
-        if end < 0 or not digits.isdigit() or not data.startswith(after, end):
+        if end < 0 or not digits.isdigit() or not data.startswith(self._after, end):
             return None
-        start = end + len(after)
-        return data[start:] if len(data) - start == int(digits) else None
+        body = data[end + self._rest_bytes :]
+        return body if len(body) == int(digits) else None
 
 
 def repeated_head(data: bytes) -> RepeatedHead | None:
@@ -346,6 +347,32 @@ class _LastBody:
 
     def on_message_complete(self) -> None:
         self._is_complete = True
+
+
+_PLAIN_HEAD = re.compile(
+    rb"HTTP/1\.1 200 [\t -~]*(?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*)*\r\n\r\n"
+)
+_PLAIN_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,10})[ \t]*\r\n")
+
+
+def plain_answer(data: bytes) -> bytes | None:
+    """The body, if `data` is one whole answer 200 of a plain length, on a connection that lives on; else None, and a parser
+    must look. Most answers that aren't streamed are like that, and eight calls back from a parser are saved."""
+    head = _PLAIN_HEAD.match(data)
+    if head is None:
+        return None
+    text = head[0].lower()
+    length = _PLAIN_LENGTH.search(text)
+    if (
+        length is None
+        or text.count(b"\r\ncontent-length:") > 1
+        or b"\r\ntransfer-encoding:" in text
+        or b"close" in text
+        or b"upgrade" in text
+    ):
+        return None
+    body = data[head.end() :]
+    return body if len(body) == int(length[1]) else None
 
 
 _REASONS = {

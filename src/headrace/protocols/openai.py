@@ -122,6 +122,11 @@ class EmbeddingFields(msgspec.Struct):
 WIRE_FIELDS = ("stream", "stream_options", "timings_per_token", "id_slot", "cache_prompt")
 # A caller who could name the salt of an engine's prefix cache could look into another's: salts are ours to give.
 SALT = "cache_salt"
+_WIRE_NAMES = frozenset(WIRE_FIELDS)
+# A chat request without any of these asks for one answer, and names no token by its id.
+_COUNTING_FIELDS = frozenset(
+    {"n", "best_of", "n_cmpl", "n_predict", "logit_bias", "stop_token_ids", "allowed_token_ids"}
+)
 
 
 class ParsedBody(msgspec.Struct, frozen=True, gc=False):
@@ -174,10 +179,16 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     fields.pop(SALT, None)
     if isinstance(checked, EmbeddingFields):
         return _parsed_embedding(checked, fields)
-    wire_fields = {name: fields.pop(name) for name in WIRE_FIELDS if name in fields}
+    wire_fields: dict[str, Any] = {}
+    if not _WIRE_NAMES.isdisjoint(fields):
+        wire_fields = {name: fields.pop(name) for name in WIRE_FIELDS if name in fields}
     output_tokens_max = checked.max_tokens
-    if checked.n_predict is not None:
-        output_tokens_max = max(output_tokens_max or 0, checked.n_predict)
+    choices, token_id_max, token_param = 1, -1, ""
+    if not (isinstance(checked, ChatFields) and _COUNTING_FIELDS.isdisjoint(fields)):
+        choices = max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1)
+        token_id_max, token_param = _largest_token_id(checked)
+        if checked.n_predict is not None:
+            output_tokens_max = max(output_tokens_max or 0, checked.n_predict)
     if isinstance(checked, ChatFields):
         prompts = 1
         prompt_bytes = _message_bytes(checked.messages)
@@ -191,7 +202,6 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
         raise InvalidRequest(
             f"stream_options: more than {STREAM_OPTIONS_BYTES_MAX} bytes", param="stream_options"
         )
-    token_id_max, token_param = _largest_token_id(checked)
     is_free = schemas.CONSTRAINING_FIELDS.isdisjoint(fields)
     return ParsedBody(
         checked.model,
@@ -201,7 +211,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
         options is not None and bool(options.include_usage),
         prompt_bytes,
         output_tokens_max,
-        max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1) * prompts,
+        choices * prompts,
         0 if is_free else schemas.check_constraints(fields),
         token_id_max,
         token_param,
