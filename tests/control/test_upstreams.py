@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from headrace.control import probes
 from headrace.control.upstreams import Upstream, UpstreamLimits, tasks_of
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import ReplicaState, Task
 from tests.control.rig import Record, eventually, reconciling
+from tests.support.raw_replica import raw_replica
 
 QUICKLY = UpstreamLimits(every_s=0.02, probe_s=0.2)
 
@@ -85,7 +87,7 @@ def test_replicas_of_one_model_are_offered_together() -> None:
     asyncio.run(scenario())
 
 
-def test_a_server_that_refuses_twice_is_out_and_one_good_probe_brings_it_back() -> None:
+def test_a_server_that_refuses_twice_is_out_and_two_good_probes_bring_it_back() -> None:
     """T22: out after two refusals in a row; its model stays known; back as a new generation."""
 
     async def scenario() -> None:
@@ -101,10 +103,71 @@ def test_a_server_that_refuses_twice_is_out_and_one_good_probe_brings_it_back() 
             assert "model" in record.snapshots[-1].deployments
             assert record.statuses[-1].state is ReplicaState.FAILED
             assert "no connection" in record.statuses[-1].reason
+            seen = server.probes
             async with server.running():
                 (replica,) = await eventually(lambda: record.replicas("model"))
                 assert replica.generation == 1
+                assert server.probes >= seen + 2
                 await stack.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_says_it_is_not_ready_is_out_until_it_is() -> None:
+    """REPORTS 86: it was started again behind our back, and loads its weights."""
+
+    async def scenario() -> None:
+        server = Server({"id": "model"})
+        record = Record()
+        async with server.running():
+            async with reconciling(record, upstreams=[upstream(server)], upstream_limits=QUICKLY):
+                await eventually(lambda: record.replicas("model"))
+                server.status = 503
+                await eventually(lambda: not record.replicas("model"))
+                server.status = 200
+                (replica,) = await eventually(lambda: record.replicas("model"))
+                assert replica.generation == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_server_whose_packets_vanish_is_out_and_comes_back_as_the_same() -> None:
+    """T22, T27, REPORTS 82: nobody takes its connections any more. Its process may live, and so may what runs on it: the
+    count of that belongs to its generation."""
+
+    async def scenario() -> None:
+        with raw_replica(backlog=1) as silent:
+            record, found = Record(), list[str]()
+            given, limits = Upstream(silent.url, slots=8), UpstreamLimits(every_s=0.02, probe_s=0.5)
+            async with reconciling(record, upstreams=[given], upstream_limits=limits, found=found.append):
+                await eventually(lambda: record.replicas("scripted"))
+                silent.stop_accepting(8)
+                await eventually(lambda: not record.replicas("scripted"))
+                assert "no connection within 0.5 s" in record.statuses[-1].reason
+                assert not found
+                silent.accept_again()
+                (replica,) = await eventually(lambda: record.replicas("scripted"))
+                assert replica.generation == 0
+                assert found == [replica.id]
+
+    asyncio.run(scenario())
+
+
+def test_names_that_no_label_or_terminal_should_hold_are_not_offered() -> None:
+    """T45, T59: nor is more than a bounded number of them."""
+
+    async def scenario() -> None:
+        names = ["good/name:1 b", "x" * 201, "", "line\nbreak", "\x1b[31mred", " padded ", "caf\u00e9"]
+        server = Server(
+            *({"id": name} for name in [*names, *(f"m{n}" for n in range(2 * probes.MODELS_MAX))])
+        )
+        record = Record()
+        async with server.running():
+            async with reconciling(record, upstreams=[upstream(server)], upstream_limits=QUICKLY):
+                await eventually(lambda: record.replicas("m0"))
+        offered = record.snapshots[-1].deployments.keys()
+        assert offered & set(names) == {"good/name:1 b", "caf\u00e9"}
+        assert len(offered) <= probes.MODELS_MAX
 
     asyncio.run(scenario())
 

@@ -38,6 +38,12 @@ class RawReplica:
             filler.connect_ex(("127.0.0.1", self.port))
             self._held.append(filler)
 
+    def accept_again(self) -> None:
+        for filler in self._held:
+            filler.close()
+        self._held.clear()
+        self._accepts.set()
+
     def close(self) -> None:
         for connection in (self._listener, *self._held):
             connection.close()

@@ -13,6 +13,7 @@ from headrace.control.status import ReplicaStatus, announcement
 from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.core.clock import Clock
 from headrace.core.fleet import Deployment, FleetSnapshot, ReplicaState
+from headrace.core.ids import ReplicaId
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
@@ -23,6 +24,7 @@ class ControlPlane:
 
     Args:
         publish: Gets every new snapshot.
+        found: Gets the id of a server that answers a probe after it had not answered one.
         tell: Gets lines for the person who started the service.
         first_ready: Called once, when the first replica is ready.
     """
@@ -34,6 +36,7 @@ class ControlPlane:
         models: Sequence[StoredModel],
         *,
         publish: Callable[[FleetSnapshot], None],
+        found: Callable[[ReplicaId], None],
         tell: Callable[[str], None],
         first_ready: Callable[[], None],
         metrics: Metrics,
@@ -68,6 +71,7 @@ class ControlPlane:
             chance=chance,
             publish=self._published,
             observe=self._observed,
+            found=found,
         )
 
     async def run(self) -> None:

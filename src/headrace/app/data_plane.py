@@ -12,6 +12,7 @@ from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, leaves
 from headrace.core.fleet import FleetSnapshot, Replica
+from headrace.core.ids import ReplicaId
 from headrace.core.tenant import TenantLimits
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
@@ -124,6 +125,10 @@ class DataPlane:
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         self._gateway.publish(snapshot)
+
+    def found(self, replica: ReplicaId) -> None:
+        """A probe has found a replica after it had not answered one."""
+        self._gateway.dispatch.found(replica)
 
     @property
     def in_progress(self) -> int:

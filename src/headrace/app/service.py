@@ -88,6 +88,7 @@ class Service:
             data,
             models,
             publish=self._data_plane.publish,
+            found=self._data_plane.found,
             tell=tell,
             first_ready=self._first_ready,
             metrics=self._metrics,

@@ -1,5 +1,6 @@
 """Does it answer, what does it offer, how is it doing? The questions that control asks a server over HTTP."""
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -13,6 +14,9 @@ from headrace.engines.fetch import Response, fetch
 
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 QUOTED_BYTES_MAX = 200
+MODELS_MAX = 256
+OWNER_LENGTH_MAX = 100
+_NAME = re.compile(r"[^\x00-\x20\x7f](?:[^\x00-\x1f\x7f]{0,198}[^\x00-\x20\x7f])?")
 
 T = TypeVar("T")
 
@@ -51,17 +55,21 @@ async def canary(address: Address, *, model: str, task: Task, timeout_s: float) 
 
 
 async def offered_models(address: Address, *, timeout_s: float) -> tuple[OfferedModel, ...]:
-    """The server's list of models. Raises UpstreamError; see engines.fetch for its reasons."""
+    """The server's list of models: at most MODELS_MAX of them, those with a name that can be shown and be a label.
+
+    Raises UpstreamError; see engines.fetch for its reasons. BUSY says that the server itself isn't ready.
+    """
     response = await _ask(address, "GET", "/v1/models", timeout_s=timeout_s)
     return tuple(
         OfferedModel(
             id=row.id,
-            owned_by=row.owned_by,
+            owned_by=row.owned_by[:OWNER_LENGTH_MAX],
             created_s=int(row.created),
             context_tokens=row.max_model_len or (row.meta.n_ctx if row.meta else 0),
             vocabulary_tokens=row.meta.n_vocab if row.meta else 0,
         )
-        for row in _decode(response, _ModelList).data
+        for row in _decode(response, _ModelList).data[:MODELS_MAX]
+        if _NAME.fullmatch(row.id)
     )
 
 
@@ -149,7 +157,7 @@ async def _ask(address: Address, method: str, path: str, *, body: bytes = b"", t
         quoted = response.body[:QUOTED_BYTES_MAX].decode("utf-8", errors="replace")
         raise UpstreamError(
             f"{method} {path} was answered with status {response.status}: {quoted!r}",
-            reason=AttemptOutcome.ERRED.value,
+            reason=(AttemptOutcome.BUSY if response.status == 503 else AttemptOutcome.ERRED).value,
         )
     return response
 

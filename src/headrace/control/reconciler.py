@@ -14,6 +14,7 @@ from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import Deployment, FleetSnapshot
+from headrace.core.ids import ReplicaId
 from headrace.policies.restart import RestartPolicy
 
 
@@ -23,6 +24,7 @@ class Reconciler:
     Args:
         publish: Gets a whole new snapshot, its version one higher, whenever deployments or replicas change.
         observe: Gets the status of a replica whenever it changes or was scraped.
+        found: Gets the id of a server that answers a probe after it had not answered one.
     Raises:
         ConfigError: Two engines of one name, an upstream given twice, or a URL that can't be served.
     """
@@ -37,6 +39,7 @@ class Reconciler:
         chance: Chance,
         publish: Callable[[FleetSnapshot], None],
         observe: Callable[[ReplicaStatus], None],
+        found: Callable[[ReplicaId], None] = lambda _: None,
         engine_limits: EngineLimits | None = None,
         upstream_limits: UpstreamLimits | None = None,
         restarts: RestartPolicy | None = None,
@@ -58,7 +61,9 @@ class Reconciler:
             for spec in engines
         ]
         self._upstreams = [
-            UpstreamWatch(upstream, limits=upstream_limits or UpstreamLimits(), changed=self._changed)
+            UpstreamWatch(
+                upstream, limits=upstream_limits or UpstreamLimits(), changed=self._changed, found=found
+            )
             for upstream in upstreams
         ]
         _refuse_twins("engine", [spec.deployment for spec in engines])

@@ -73,23 +73,35 @@ class UpstreamLimits:
 
     Attributes:
         every_s, probe_s: Time between two probes; for the answer to one.
-        refusals_to_remove: Probes in a row without a connection, after which it is taken out.
+        absences_to_remove: Probes in a row without a connection, or with the word (503) that it isn't ready, after which
+            it is taken out.
+        answers_to_return: Good probes in a row that bring it back.
     """
 
     every_s: float = 5.0
     probe_s: float = 5.0
-    refusals_to_remove: int = 2
+    absences_to_remove: int = 2
+    answers_to_return: int = 2
 
 
 class UpstreamWatch:
     """Asks one server for its models, again and again.
 
-    A refused connection proves that nobody is there, and two in a row take the server out; one good probe brings it
-    back. A slow or wrong answer proves nothing: what is known stays. Owner of the state: the task that runs `run`.
+    No connection, refused or swallowed, proves that nobody is there, and 503 that it is not ready: two in a row take the
+    server out, and two good probes in a row bring it back. A slow or wrong answer proves nothing: what is known stays.
+    Owner of the state: the task that runs `run`.
+
+    Args:
+        found: Called when it answers after it had not answered.
     """
 
     def __init__(
-        self, upstream: Upstream, *, limits: UpstreamLimits, changed: Callable[[ReplicaStatus], None]
+        self,
+        upstream: Upstream,
+        *,
+        limits: UpstreamLimits,
+        changed: Callable[[ReplicaStatus], None],
+        found: Callable[[ReplicaId], None],
     ) -> None:
         self.address = upstream.address()
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
@@ -98,10 +110,13 @@ class UpstreamWatch:
         self._ca_file = upstream.ca_file
         self._limits = limits
         self._changed = changed
+        self._found = found
         self._models: tuple[probes.OfferedModel, ...] = ()
         self._state = ReplicaState.PENDING
         self._reason = ""
-        self._refusals = 0
+        self._absences = 0
+        self._answers = 0  # in a row
+        self._has_ended = False
         self._generation = 0
 
     async def run(self) -> None:
@@ -124,20 +139,37 @@ class UpstreamWatch:
         try:
             models = await probes.offered_models(self.address, timeout_s=self._limits.probe_s)
         except UpstreamError as error:
-            is_refusal = error.reason == AttemptOutcome.UNREACHABLE.value
-            self._refusals = self._refusals + 1 if is_refusal else 0
-            self._reason = error.message
-            if self._refusals >= self._limits.refusals_to_remove:
-                self._state = ReplicaState.FAILED
+            self._failed(error)
         else:
-            self._refusals = 0
-            self._reason = ""
             # One that is listed twice has this server's slots once.
-            self._models = tuple({model.id: model for model in models}.values())
-            if self._state is ReplicaState.FAILED:
-                self._generation += 1  # perhaps another process: it inherits neither health nor connections
-            self._state = ReplicaState.READY
+            self._answered(tuple({model.id: model for model in models}.values()))
         self._tell_changes(before, known)
+
+    def _failed(self, error: UpstreamError) -> None:
+        self._answers = 0
+        self._reason = error.message
+        is_absent = error.reason in (AttemptOutcome.UNREACHABLE.value, AttemptOutcome.BUSY.value)
+        self._absences = self._absences + 1 if is_absent else 0
+        # Packets that vanish say nothing of the process; a refusal and a process that is not ready yet do.
+        self._has_ended |= is_absent and not isinstance(error.__cause__, TimeoutError)
+        if self._absences >= self._limits.absences_to_remove:
+            self._state = ReplicaState.FAILED
+
+    def _answered(self, models: tuple[probes.OfferedModel, ...]) -> None:
+        if not self._answers and self._reason:
+            self._found(self.id)
+        self._absences = 0
+        self._answers += 1
+        self._models = models
+        if self._state is ReplicaState.FAILED:
+            if self._answers < self._limits.answers_to_return:
+                return
+            # Another process inherits neither health nor connections; the same one keeps them, and the count of what
+            # still runs on it.
+            self._generation += self._has_ended
+        self._has_ended = False
+        self._reason = ""
+        self._state = ReplicaState.READY
 
     def _tell_changes(
         self, before: tuple[ReplicaStatus, ...], known: tuple[probes.OfferedModel, ...]

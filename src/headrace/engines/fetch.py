@@ -46,23 +46,33 @@ async def fetch(
     in time), `upstream_lost` (the connection ended inside it) or `upstream_garbage` (not HTTP, or too large).
     """
     request = _request_bytes(host, port, method, path, headers=headers, body=body)
+    is_connected = False
     try:
         async with asyncio.timeout(timeout_s):
-            return await _exchange(host, port, request, body_bytes_max=body_bytes_max, tls=tls)
+            reader, writer = await _connect(host, port, tls)
+            is_connected = True
+            return await _exchange(reader, writer, request, body_bytes_max=body_bytes_max)
     except TimeoutError as error:
+        if not is_connected:
+            raise _failure(f"no connection within {timeout_s:g} s", AttemptOutcome.UNREACHABLE) from error
         raise _failure(f"no answer within {timeout_s:g} s", AttemptOutcome.STALLED) from error
 
 
-async def _exchange(
-    host: str, port: int, request: bytes, *, body_bytes_max: int, tls: ssl.SSLContext | None
-) -> Response:
+async def _connect(
+    host: str, port: int, tls: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
-        reader, writer = await asyncio.open_connection(
+        return await asyncio.open_connection(
             host, port, limit=READ_BYTES, ssl=tls, server_hostname=host if tls else None
         )
     except OSError as error:
         # A TimeoutError of the kernel is an OSError too; our own deadline arrives as a cancellation.
         raise _failure(explain(error), AttemptOutcome.UNREACHABLE) from error
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, *, body_bytes_max: int
+) -> Response:
     answer = _Answer(body_bytes_max)
     try:
         writer.write(request)
