@@ -35,7 +35,6 @@ from headrace.gateway.routes import (
     InferenceRoute,
     Info,
     InfoRoute,
-    Route,
     RouteTable,
     WebSocketRoute,
     open_to_all,
@@ -214,6 +213,8 @@ class Gateway:
             raise Saturated(
                 "usage can't be recorded at the moment", retry_after_s=5.0, reason=Reason.LEDGER_BEHIND
             )
+        if self.in_progress >= self._work_max:  # many bodies may have been on their way when there was room
+            raise self._work_refusal()
 
     async def _read_elsewhere(self, call: Call, endpoint: Endpoint) -> openai.ParsedBody:
         """A body that would hold the event loop is parsed in another process; who leaves meanwhile takes nothing along."""
@@ -361,8 +362,8 @@ class Gateway:
             raise InvalidRequest("compressed bodies are not accepted; send the JSON as it is")
         route = self._routes.find(head.method, head.path, is_websocket=is_websocket)
         if route is not None:
-            if self.in_progress >= self._work_max:
-                self._refuse_work(route)
+            if self.in_progress >= self._work_max and not isinstance(route, InfoRoute):
+                raise self._work_refusal()
             expires_s = math.inf if entry.expires_s is None else entry.expires_s
             return Screened(head, route, entry.principal, self.auth.version, expires_s)
         self._metrics.unmatched_requests.labels().add()
@@ -378,13 +379,11 @@ class Gateway:
     def new_request_id(self) -> RequestId:
         return request_id(self._chance, wall_s=self.clock.wall_s())
 
-    def _refuse_work(self, route: Route) -> None:
+    def _work_refusal(self) -> Saturated:
         """Under pressure new work is turned away before its body is read; questions about us are answered."""
-        if isinstance(route, InfoRoute):
-            return
         if self._ladder is not None and self._ladder.is_refusing:
-            raise self._ladder.refusal()
-        raise Saturated(
+            return self._ladder.refusal()
+        return Saturated(
             "this server has as many requests as it has descriptors for",
             retry_after_s=1.0,
             reason=Reason.PRESSED,
