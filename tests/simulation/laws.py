@@ -23,7 +23,7 @@ from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.retry import WINDOW_S
-from headrace.policies.tickets import Action, Expire, ReplicaLoad, Shed, Start, Ticket
+from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
 from headrace.telemetry.metrics import Metrics
 from tests.simulation.caller import SLACK_S, Oddity, Reading, Request
 from tests.simulation.history import History
@@ -58,20 +58,23 @@ class WatchedDispatcher(Dispatcher):
 
     def wait(self, ticket: Ticket, *, now_s: float) -> list[Action]:
         actions = super().wait(ticket, now_s=now_s)
-        self._saw_entry(ticket, now_s, starts=False)
+        self._saw_wait(ticket, now_s)
         return self._saw(actions, now_s)
 
     def retry(self, ticket: Ticket, *, now_s: float) -> bool:
         self.retrying.add(ticket)
         starts = super().retry(ticket, now_s=now_s)
-        self._saw_entry(ticket, now_s, starts=starts)
+        (self._saw_start if starts else self._saw_wait)(ticket, now_s)
         return starts
 
+    def set_slots(self, model: str, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
+        return self._saw(super().set_slots(model, key, slots, now_s=now_s), now_s)
+
     def give_back(
-        self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float, **measured: Any
+        self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float, **facts: Any
     ) -> tuple[Circuit | None, list[Action]]:
         self.running.pop(ticket)
-        circuit, actions = super().give_back(ticket, outcome, now_s=now_s, **measured)
+        circuit, actions = super().give_back(ticket, outcome, now_s=now_s, **facts)
         self._history.add("give_back", outcome.value, "" if circuit is None else circuit.value)
         return circuit, self._saw(actions, now_s)
 
@@ -79,12 +82,9 @@ class WatchedDispatcher(Dispatcher):
         super().leave(ticket, now_s=now_s)
         self.waiting.pop(ticket, None)
 
-    def _saw_entry(self, ticket: Ticket, now_s: float, *, starts: bool) -> None:
-        if starts:
-            self._saw_start(ticket, now_s)
-        else:
-            self.waiting[ticket] = min(now_s + self._queue_wait_max_s, ticket.deadline_s)
-            self._history.add("wait", ticket.model)
+    def _saw_wait(self, ticket: Ticket, now_s: float) -> None:
+        self.waiting[ticket] = min(now_s + self._queue_wait_max_s, ticket.deadline_s)
+        self._history.add("wait", ticket.model)
 
     def _saw_start(self, ticket: Ticket, now_s: float) -> None:
         load = ticket.load
@@ -106,10 +106,8 @@ class WatchedDispatcher(Dispatcher):
             match action:
                 case Start(ticket):
                     self._saw_start(ticket, now_s)
-                case Expire():
-                    self._history.add("expire", action.ticket.model)
-                case Shed():
-                    self._history.add("shed", action.ticket.model)
+                case Expire() | Shed():
+                    self._history.add(type(action).__name__.lower(), action.ticket.model)
         return actions
 
 
@@ -244,13 +242,18 @@ class Laws:
     def _queue_is_bounded(self, now_s: float) -> None:
         dispatcher, admission = self._dispatcher, self._config.admission
         waiting = Counter(ticket.model for ticket in dispatcher.waiting)
-        again = Counter(ticket.model for ticket in dispatcher.waiting if ticket in dispatcher.retrying)
+        # A retry has paid for its place, and who has slots of its own waits for them whatever others have sent.
+        beyond = Counter(
+            ticket.model
+            for ticket in dispatcher.waiting
+            if ticket in dispatcher.retrying or ticket.share.reserved_slots
+        )
         for model, count in waiting.items():
             self._history.require(
                 count == self._gateway.dispatch.queue_length(model), "the queue holds who waits"
             )
             self._history.require(
-                count - again[model] <= admission.queue_length_max, f"{count} wait for {model}"
+                count - beyond[model] <= admission.queue_length_max, f"{count} wait for {model}"
             )
         for ticket, until_s in dispatcher.waiting.items():
             self._history.require(
