@@ -161,6 +161,7 @@ class WebSocketConnection(CallerTransport):
         super().resume_writing()
         self._unheard_bytes = 0
         self._advance()
+        self._reply()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
