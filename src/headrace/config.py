@@ -34,6 +34,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         body_bytes_max: Largest request body, and largest message over WebSocket.
         websocket_origins: Web pages that may open a WebSocket, as `https://app.example`; `*` is all. Programs need no entry.
         drain_s: After SIGTERM, how long requests in progress may go on.
+        workers: Processes that serve the public port; see docs/operate/workers.md.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +50,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_bytes_max: int = 4 * 1024 * 1024
     websocket_origins: tuple[str, ...] = ()
     drain_s: float = 30.0
+    workers: int = 1
 
     @property
     def scheme(self) -> str:
@@ -295,6 +297,7 @@ _AT_LEAST: dict[str, float] = {
     "server.body_bytes_per_s_min": 1,
     "server.body_bytes_max": 1024,
     "server.drain_s": 0,
+    "server.workers": 1,
     "request.deadline_s": 0.001,
     "request.deadline_max_s": 0.001,
     "request.first_event_limit_s": 0.01,

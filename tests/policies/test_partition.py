@@ -74,3 +74,26 @@ def test_a_table_that_shrinks_gives_out_no_slot_beyond_it_and_grows_again() -> N
     table.give_back(last)
     table.resize(3)
     assert {table.take("beta").index, table.take("beta").index} == {1, 2}
+
+
+def test_a_slot_that_moves_to_another_table_takes_along_who_filled_it() -> None:
+    """Workers lend slots to each other: the tenant's prompts stay its own, whichever worker has the slot."""
+    here, there = SlotTable(0), SlotTable(0)
+    here.lend(3, None)
+    grant = here.take("acme")
+    assert not grant.may_reuse
+    here.fill(grant, "acme")
+    here.give_back(grant)
+    there.lend(*here.withdraw())
+    assert there.take("acme").may_reuse
+
+
+def test_a_slot_that_was_used_elsewhere_in_between_is_not_reused() -> None:
+    here = SlotTable(0)
+    here.lend(0, "acme")
+    here.lend(1, "acme")
+    assert here.withdraw() == (0, "acme")
+    here.lend(0, "other")
+    first, second = here.take("acme"), here.take("acme")
+    assert (first.index, first.may_reuse) == (1, True)
+    assert (second.index, second.may_reuse) == (0, False)

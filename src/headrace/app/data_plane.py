@@ -2,9 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.app.report import LoadReport, PlaneReport
 from headrace.config import Config, IdempotencyConfig, RequestConfig
@@ -13,6 +14,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, leaves
 from headrace.core.fleet import FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId
+from headrace.core.leases import Asking, Lending
 from headrace.core.tenant import TenantLimits
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
@@ -21,6 +23,7 @@ from headrace.gateway.certificate import CertificateFiles, ServedCertificate
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.idempotency import Idempotency, KeptAnswer
 from headrace.gateway.ladder import Ladder
+from headrace.gateway.leased_dispatch import LeasedDispatch
 from headrace.gateway.listener import Listener, Room, open_sockets
 from headrace.gateway.server import Gateway, PortLimits
 from headrace.gateway.upstream import RetryRules, Upstream
@@ -33,7 +36,9 @@ from headrace.policies.idempotency import IdempotencyTable
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.pressure import Pressure
 from headrace.stores import tenants
+from headrace.stores.tenants import KeyEntry
 from headrace.telemetry.logs import Log
+from headrace.telemetry.merging import MetricsState
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.resources import Resources, raise_descriptor_limit
 
@@ -47,8 +52,21 @@ class Records(RecordSink, Protocol):
     def is_behind(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Lender:
+    """The authority, for a data plane that is one of several `workers` on one port; `ask` carries questions to it."""
+
+    ask: Callable[[Asking], None]
+    workers: int
+    port: int
+
+
 class DataPlane:
-    """Serves the public port. From outside it gets snapshots; it gives records, reports and metrics."""
+    """Serves the public port. From outside it gets snapshots; it gives records, reports and metrics.
+
+    Args:
+        lender: None for the only one: it decides everything by itself, exactly.
+    """
 
     def __init__(
         self,
@@ -60,16 +78,16 @@ class DataPlane:
         log: Log,
         clock: Clock,
         chance: random.Random,
+        lender: Lender | None = None,
     ) -> None:
         self._config = config
+        self._lender = lender
         self._metrics = metrics
         self._log = log
         self._clock = clock
         self._port = 0
         self._tenants = tenants.open_tenants(data, clock=clock)
         self._auth = Authenticator(tenants.load_pepper(data / tenants.PEPPER_NAME), clock=clock)
-        self._auth.replace(self._tenants.key_ring(_default_limits(config)))
-        self._keys_revision = self._tenants.ring_revision
         self._certificate = self._load_certificate()
         self._ladder = self._build_ladder()
         self._gateway = build_gateway(
@@ -81,10 +99,21 @@ class DataPlane:
             log=log,
             clock=clock,
             chance=chance,
+            lender=lender,
         )
+        self._keys_revision = 0
+        self._go_by(self._tenants.key_ring(_default_limits(config)))
 
-    async def serve(self, *, opened: Callable[[int], None]) -> None:
-        """Listens until cancelled; `opened` gets the real port. Raises ConfigError where it can't be had."""
+    async def run(self, *, opened: Callable[[int], None]) -> None:
+        """Serves, and keeps to the keys in force, until cancelled. `opened` gets the real port.
+
+        Raises ConfigError where the port can't be had.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._serve(opened), name="gateway")
+            tasks.create_task(self._watch_keys(), name="keys")
+
+    async def _serve(self, opened: Callable[[int], None]) -> None:
         server = self._config.server
 
         def remember(port: int) -> None:
@@ -105,7 +134,7 @@ class DataPlane:
                 "choose another with --port or `server.port`"
             ) from None
 
-    async def watch_keys(self) -> None:
+    async def _watch_keys(self) -> None:
         """Keys and limits changed by a command are in force within a second; those that can't be read stay as they are."""
         was_read = True
         while True:
@@ -113,8 +142,7 @@ class DataPlane:
             try:
                 if await asyncio.to_thread(self._tenants.changed):
                     ring = await asyncio.to_thread(self._tenants.key_ring, _default_limits(self._config))
-                    self._auth.replace(ring)
-                    self._keys_revision = self._tenants.ring_revision
+                    self._go_by(ring)
                     self._log.event("keys.reloaded", keys=len(ring))
                 was_read = True
             except Exception as error:  # noqa: BLE001 -- the task's edge: the service outlives its database
@@ -123,6 +151,13 @@ class DataPlane:
                     self._log.event("keys.failing", error=f"{type(error).__name__}: {error}")
                 was_read = False
 
+    def _go_by(self, ring: dict[bytes, KeyEntry]) -> None:
+        self._auth.replace(ring)
+        self._keys_revision = self._tenants.ring_revision
+        if isinstance(self._gateway.dispatch, LeasedDispatch):
+            principals = [entry.principal for entry in ring.values()]
+            self._gateway.dispatch.limits_changed(principals, revision=self._keys_revision)
+
     def publish(self, snapshot: FleetSnapshot) -> None:
         self._gateway.publish(snapshot)
 
@@ -130,9 +165,10 @@ class DataPlane:
         """A probe has found a replica after it had not answered one."""
         self._gateway.dispatch.found(replica)
 
-    @property
-    def in_progress(self) -> int:
-        return self._gateway.in_progress
+    def lent(self, message: Lending) -> None:
+        """The authority has said something."""
+        assert isinstance(self._gateway.dispatch, LeasedDispatch), "only who borrows is lent anything"
+        self._gateway.dispatch.received(message)
 
     @property
     def ticked_s(self) -> float:
@@ -152,6 +188,17 @@ class DataPlane:
 
     def close(self) -> None:
         self._tenants.close()
+
+    async def reports(self) -> list[PlaneReport]:
+        return [self.report()]
+
+    async def counted(self) -> Sequence[MetricsState]:
+        """Nothing is counted outside this process."""
+        return ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """There are no workers."""
+        return []
 
     def report(self) -> PlaneReport:
         gateway, now_s = self._gateway, self._clock.now_s()
@@ -218,9 +265,10 @@ class DataPlane:
         return ServedCertificate(files, metrics=self._metrics, log=self._log, clock=self._clock)
 
     def _listener(self) -> Listener:
-        server = self._config.server
+        server, lender = self._config.server, self._lender
+        port = server.port if lender is None else lender.port
         return Listener(
-            open_sockets(server.host, server.port),
+            open_sockets(server.host, port, is_shared=lender is not None),
             room=Room(server.connections_max, self._ladder.connections_max),
             certificate=self._certificate,
             handshake_timeout_s=server.header_timeout_s,
@@ -250,31 +298,15 @@ def build_gateway(
     log: Log,
     clock: Clock,
     chance: Chance,
+    lender: Lender | None = None,
 ) -> Gateway:
     """The gateway with all that it owns, on whatever loop runs, clock ticks and ledger takes its records."""
-    request, admission = config.request, config.admission
-    dispatcher = Dispatcher(
-        bounds=QueueBounds(admission.queue_length_max, admission.queue_bytes_max, admission.queue_wait_max_s),
-        health=_health_rules(config),
-        chance=chance,
-        is_adaptive=admission.adaptive_concurrency,
-    )
+    request = config.request
     outbox = Outbox()
-
-    def circuit_changed(replica: Replica, circuit: Circuit) -> None:
-        event = "replica.ejected" if circuit is Circuit.OPEN else "replica.returned"
-        log.event(event, replica=replica.id, generation=replica.generation)
-
     return Gateway(
         auth=auth,
         outbox=outbox,
-        dispatch=Dispatch(
-            dispatcher,
-            TenantLimiter(),
-            clock=clock,
-            queue_wait_max_s=admission.queue_wait_max_s,
-            on_circuit=circuit_changed,
-        ),
+        dispatch=_build_dispatch(config, lender, log=log, clock=clock, chance=chance),
         upstream=Upstream(
             rules=_retry_rules(request),
             limits=AttemptLimits(
@@ -342,6 +374,41 @@ def _health_rules(config: Config) -> HealthRules:
         quiet_s=health.quiet_s,
         silence_limit_s=request.stall_limit_s,
         silence_max_s=max(request.stall_limit_s, request.first_event_limit_s),
+    )
+
+
+def _build_dispatch(
+    config: Config, lender: Lender | None, *, log: Log, clock: Clock, chance: Chance
+) -> Dispatch:
+    admission = config.admission
+    dispatcher = Dispatcher(
+        bounds=QueueBounds(admission.queue_length_max, admission.queue_bytes_max, admission.queue_wait_max_s),
+        health=_health_rules(config),
+        chance=chance,
+        is_adaptive=admission.adaptive_concurrency,
+        is_leased=lender is not None,
+    )
+
+    def circuit_changed(replica: Replica, circuit: Circuit) -> None:
+        event = "replica.ejected" if circuit is Circuit.OPEN else "replica.returned"
+        log.event(event, replica=replica.id, generation=replica.generation)
+
+    if lender is None:
+        return Dispatch(
+            dispatcher,
+            TenantLimiter(),
+            clock=clock,
+            queue_wait_max_s=admission.queue_wait_max_s,
+            on_circuit=circuit_changed,
+        )
+    return LeasedDispatch(
+        dispatcher,
+        send=lender.ask,
+        workers=lender.workers,
+        queue_length_max=admission.queue_length_max,
+        queue_wait_max_s=admission.queue_wait_max_s,
+        on_circuit=circuit_changed,
+        clock=clock,
     )
 
 

@@ -1,36 +1,85 @@
 """The composition root: builds the service from its configuration, starts and stops its parts in order."""
 
 import asyncio
-import concurrent.futures
-import gc
 import json
 import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import headrace
 from headrace.app.control_plane import ControlPlane
 from headrace.app.data_plane import DataPlane
+from headrace.app.process import calm_the_collector
+from headrace.app.report import PlaneReport
 from headrace.app.status import service_status
+from headrace.app.workers import Workers
 from headrace.config import Config
 from headrace.control.api import AdminServer, admin_token
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, leaves
+from headrace.core.fleet import FleetSnapshot
+from headrace.core.ids import ReplicaId
 from headrace.stores import sqlite
 from headrace.stores.ledger import Ledger
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logfile import RotatingFile
 from headrace.telemetry.logs import LineStream, Log
+from headrace.telemetry.merging import MetricsState
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.strays import capture_strays
 
 ON_LOOP_LIMIT_S = 2.0
 
+T = TypeVar("T")
 Tell = Callable[[str], None]
+
+
+class Front(Protocol):
+    """What serves the public port: a data plane in this process, or workers with one each."""
+
+    @property
+    def key_count(self) -> int:
+        """API keys that every one of them knows."""
+        ...
+
+    @property
+    def ticked_s(self) -> float:
+        """When its loop last turned, by the clock."""
+        ...
+
+    async def run(self, *, opened: Callable[[int], None]) -> None:
+        """Serves until cancelled; `opened` gets the port. Raises ConfigError where the port can't be had."""
+        ...
+
+    def publish(self, snapshot: FleetSnapshot) -> None: ...
+
+    def found(self, replica: ReplicaId) -> None:
+        """A probe has found a replica after it had not answered one."""
+        ...
+
+    async def drain(self) -> int:
+        """No new work; waits for what is in progress, cuts what lasts too long, and returns how many were cut."""
+        ...
+
+    def end_drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def reports(self) -> list[PlaneReport]:
+        """One for each data plane that serves."""
+        ...
+
+    async def counted(self) -> Sequence[MetricsState]:
+        """What other processes have counted."""
+        ...
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The workers as status shows them."""
+        ...
 
 
 class Service:
@@ -74,21 +123,13 @@ class Service:
             on_recovery=lambda outage_s: self._log.event("ledger.recovered", outage_s=outage_s),
         )
         self._ledger.start()
-        self._data_plane = DataPlane(
-            config,
-            data,
-            records=self._ledger,
-            metrics=self._metrics,
-            log=self._log,
-            clock=self._clock,
-            chance=chance,
-        )
+        self._front = self._build_front(chance)
         self._control = ControlPlane(
             config,
             data,
             models,
-            publish=self._data_plane.publish,
-            found=self._data_plane.found,
+            publish=self._front.publish,
+            found=self._front.found,
             tell=tell,
             first_ready=self._first_ready,
             metrics=self._metrics,
@@ -107,19 +148,18 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
                 loop.add_signal_handler(number, self._asked_to_stop)
-        _calm_the_collector()
+        calm_the_collector()
         self._log.event(
             "service.starting", version=headrace.__version__, pid=os.getpid(), data=str(self._data)
         )
-        self._metrics.on_scrape(lambda: self._on_loop(self._fill_gauges))
+        self._metrics.on_scrape(lambda: self._on_loop(self._fill_gauges()))
         self._loop = loop
         try:
             self._admin_port = self._admin.start()
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    tasks.create_task(self._data_plane.serve(opened=self._opened), name="gateway"),
+                    tasks.create_task(self._front.run(opened=self._opened), name="front"),
                     tasks.create_task(self._control.run(), name="control"),
-                    tasks.create_task(self._data_plane.watch_keys(), name="keys"),
                 ]
                 await self._stop.wait()
                 cut = await self._drain()
@@ -133,7 +173,7 @@ class Service:
         finally:
             await asyncio.to_thread(self._ledger.stop)
             self._admin.stop()
-            self._data_plane.close()
+            self._front.close()
             (self._data / "run" / "service.json").unlink(missing_ok=True)
         self._log.event(
             "service.stopped", reason="signal", cut=cut, uptime_s=self._clock.now_s() - self._started_s
@@ -142,6 +182,28 @@ class Service:
         if lost := self._ledger.backlog:
             raise HeadraceError(f"{lost} usage records were never written: {self._ledger.failed}")
 
+    def _build_front(self, chance: random.Random) -> Front:
+        if self._config.server.workers == 1:
+            return DataPlane(
+                self._config,
+                self._data,
+                records=self._ledger,
+                metrics=self._metrics,
+                log=self._log,
+                clock=self._clock,
+                chance=chance,
+            )
+        return Workers(
+            self._config,
+            self._data,
+            ledger=self._ledger,
+            metrics=self._metrics,
+            log=self._log,
+            tell=self._tell,
+            clock=self._clock,
+            chance=chance,
+        )
+
     def _build_admin(self) -> AdminServer:
         server = self._config.server
         return AdminServer(
@@ -149,25 +211,26 @@ class Service:
             server.admin_port,
             admin_token(self._data / "run"),
             metrics=self._metrics,
-            status=lambda: self._on_loop(self._status),
-            heartbeat=lambda: self._clock.now_s() - self._data_plane.ticked_s,
+            elsewhere=lambda: self._on_loop(self._front.counted()),
+            status=lambda: self._on_loop(self._status()),
+            heartbeat=lambda: self._clock.now_s() - self._front.ticked_s,
             log=self._log,
         )
 
     async def _drain(self) -> int:
         server = self._config.server
-        in_flight = self._data_plane.in_progress
+        in_flight = sum(report.in_progress for report in await self._front.reports())
         self._log.event("service.draining", reason="signal", in_flight=in_flight, drain_s=server.drain_s)
         self._tell(
             f"draining: {in_flight} requests in progress (at most {server.drain_s:.0f} s; Ctrl-C again ends at once)"
         )
-        return await self._data_plane.drain()
+        return await self._front.drain()
 
     # Called back.
 
     def _asked_to_stop(self) -> None:
         if self._stop.is_set():
-            self._data_plane.end_drain()
+            self._front.end_drain()
         self._stop.set()
 
     def _opened(self, port: int) -> None:
@@ -190,7 +253,7 @@ class Service:
         self._tell(
             f"admin port   http://{server.admin_host}:{self._admin_port}  (token in {self._data}/run/admin.token)"
         )
-        if not self._data_plane.key_count:
+        if not self._front.key_count:
             self._tell(f"no key yet   make one with: {self._make_key}")
 
     def _first_ready(self) -> None:
@@ -212,30 +275,23 @@ class Service:
 
     # Asked from the admin port's thread.
 
-    def _on_loop(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` returns, called on the gateway's loop, so that it sees no change half made."""
-        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    def _on_loop(self, ask: Coroutine[Any, Any, T]) -> T:
+        """What `ask` returns, run on the service's loop, so that it sees no change half made."""
+        return asyncio.run_coroutine_threadsafe(ask, self._loop).result(timeout=ON_LOOP_LIMIT_S)
 
-        def call() -> None:
-            try:
-                answer.set_result(ask())
-            except Exception as error:  # noqa: BLE001 -- handed over to the asking thread
-                answer.set_exception(error)
-
-        self._loop.call_soon_threadsafe(call)
-        return answer.result(timeout=ON_LOOP_LIMIT_S)
-
-    def _fill_gauges(self) -> None:
-        self._data_plane.fill_gauges()
+    async def _fill_gauges(self) -> None:
+        if isinstance(self._front, DataPlane):
+            self._front.fill_gauges()
         self._metrics.ledger_backlog.labels().set(self._ledger.backlog)
         self._metrics.ledger_committed.labels().set(self._ledger.committed)
 
-    def _status(self) -> dict[str, Any]:
+    async def _status(self) -> dict[str, Any]:
         return service_status(
-            [self._data_plane.report()],
+            await self._front.reports(),
             self._control.deployments,
             self._control.replicas(),
             uptime_s=self._clock.now_s() - self._started_s,
+            workers=self._front.rows(),
             ledger={
                 "backlog": self._ledger.backlog,
                 "committed": self._ledger.committed,
@@ -244,11 +300,3 @@ class Service:
                 "duplicates": self._ledger.duplicates,
             },
         )
-
-
-def _calm_the_collector() -> None:
-    """What is alive now (modules, tables) lives as long as the process: it is never looked at again for cycles, and the
-    rest less often. The request path makes hardly any cycles; at the default thresholds the collector took 5 % of it."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 50)

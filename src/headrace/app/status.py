@@ -19,6 +19,7 @@ def service_status(
     *,
     uptime_s: float,
     ledger: Mapping[str, int],
+    workers: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Sums over the data planes; the keys' revision is the oldest that any of them goes by."""
     waiting = sum(plane.waiting for plane in planes)
@@ -55,6 +56,7 @@ def service_status(
             "revision": min((plane.keys_revision for plane in planes), default=0),
         },
         "ledger": dict(ledger),
+        "workers": [dict(row) for row in workers],
     }
 
 

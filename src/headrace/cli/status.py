@@ -14,6 +14,7 @@ from headrace.stores import directory
 
 ANSWER_LIMIT_S = 5.0
 REVISION_SHOWN = 12
+_WORKER = ("worker", "state", "pid", "restarts", "reason", "connections", "in_flight", "queued")
 
 
 def add(commands: Any) -> None:
@@ -47,6 +48,12 @@ def run(arguments: argparse.Namespace) -> None:
             "cold start (s)",
         ),
     )
+    if workers := status.get("workers"):
+        print()
+        common.print_table(
+            [tuple(_shown(row.get(name)) for name in _WORKER) for row in workers],
+            headings=[name.replace("_", " ") for name in _WORKER],
+        )
 
 
 def fetch(data: Path) -> tuple[dict[str, Any], dict[str, Any]]:

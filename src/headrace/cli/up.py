@@ -20,6 +20,7 @@ from headrace.stores.directory import sole_user
 from headrace.stores.registry import ModelStore, StoredModel
 
 UPSTREAM_SLOTS = 64
+WORKERS_MAX = 256
 
 
 def add(commands: Any) -> None:
@@ -60,6 +61,11 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="PEM file of the authorities that may sign the certificates of --upstream https://... "
         "(default: those of the system)",
+    )
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        help="processes that serve the public port, for machines where one core is too little (default 1)",
     )
     parser.add_argument(
         "--log",
@@ -135,7 +141,10 @@ def _settings(arguments: argparse.Namespace) -> config.Config:
         tls_certificate=_option(arguments.tls_certificate, "tls-certificate")
         or settings.server.tls_certificate,
         tls_key=_option(arguments.tls_key, "tls-key") or settings.server.tls_key,
+        workers=_number(arguments.workers, "workers", default=settings.server.workers, most=WORKERS_MAX),
     )
+    if server.workers < 1:
+        raise ConfigError("--workers must be at least 1")
     urls = arguments.upstream or (config.environment("upstream") or "").split()
     slots = _number(arguments.upstream_slots, "upstream-slots", default=UPSTREAM_SLOTS, most=1_000_000)
     if slots < 1:

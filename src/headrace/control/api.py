@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from headrace.core.errors import ConfigError, HeadraceError, InternalError, NotF
 from headrace.protocols import openai
 from headrace.telemetry.exposition import CONTENT_TYPE, Exposition
 from headrace.telemetry.logs import Log
+from headrace.telemetry.merging import MetricsState
 from headrace.telemetry.metrics import Metrics
 
 LOOP_SILENCE_MAX_S = 30.0
@@ -63,6 +64,7 @@ class AdminServer:
 
     Args:
         port: 0 chooses a free one.
+        elsewhere: What other processes of the service have counted; see telemetry.exposition.
         status: The service as a JSON object. It runs on a thread of this server's, and may wait for the gateway's loop.
         heartbeat: Seconds since the gateway's loop last turned.
     """
@@ -77,12 +79,13 @@ class AdminServer:
         status: Callable[[], dict[str, Any]],
         heartbeat: Callable[[], float],
         log: Log,
+        elsewhere: Callable[[], Sequence[MetricsState]] = tuple,
     ) -> None:
         self._host = host
         self._port = port
         self._metrics = metrics
         self._log = log
-        app = _application(Exposition(metrics), status=status, heartbeat=heartbeat)
+        app = _application(Exposition(metrics, elsewhere=elsewhere), status=status, heartbeat=heartbeat)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 _Gate(app, token, on_error=self._report),

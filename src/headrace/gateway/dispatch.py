@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import DeadlineExceeded, HeadraceError, InvalidRequest, NoReadyReplica, Saturated
+from headrace.core.errors import DeadlineExceeded, InvalidRequest, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
@@ -111,14 +111,18 @@ class Dispatch:
         try:
             if self._dispatcher.arrive(ticket, now_s=now_s):
                 return True
+            self._check_place(ticket)
             self._perform(self._dispatcher.wait(ticket, now_s=now_s))
             return False
-        except HeadraceError:
+        except Exception:
             self._limiter.release(request.principal.tenant)
             raise
 
     def has_alternative(self, ticket: Ticket) -> bool:
         return self._dispatcher.has_alternative(ticket, now_s=self._clock.now_s())
+
+    def _check_place(self, ticket: Ticket) -> None:
+        """For those who share their queues with others: raises what keeps this ticket from queueing at the moment."""
 
     async def move(self, ticket: Ticket) -> None:
         """Another replica for a ticket whose attempt failed; waits if it must. Raises OverloadError or DeadlineExceeded."""

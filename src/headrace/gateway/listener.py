@@ -24,14 +24,51 @@ LOG_EVERY_S = 10.0
 TLS_GOODBYE_S = 2.0
 
 
-def open_sockets(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of that name, all with one port; 0 chooses a free one. Raises OSError."""
+def open_sockets(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
+    """Listening sockets on every address of that name, all with one port; 0 chooses a free one. Raises OSError.
+
+    Args:
+        is_shared: Other processes of ours listen on the same port, and the kernel divides the connections.
+    """
+
+    def listening(family: int, address: tuple[str, int]) -> socket.socket:
+        return socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=is_shared)
+
+    return _on_every_address(host, port, listening)
+
+
+def reserve_port(host: str, port: int) -> list[socket.socket]:
+    """Sockets that hold a port for processes of ours that will share it. They don't listen, so nobody comes to them.
+
+    Raises OSError when somebody else has the port: it is bound first and shared then, or a second service would quietly
+    get a part of the connections.
+    """
+
+    def holding(family: int, address: tuple[str, int]) -> socket.socket:
+        held = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            held.bind(address)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        except BaseException:
+            held.close()
+            raise
+        return held
+
+    return _on_every_address(host, port, holding)
+
+
+def _on_every_address(
+    host: str, port: int, make: Callable[[int, tuple[str, int]], socket.socket]
+) -> list[socket.socket]:
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     opened: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
             taken = opened[0].getsockname()[1] if opened else port
-            opened.append(socket.create_server((str(address[0]), taken), family=family, backlog=BACKLOG))
+            opened.append(make(family, (str(address[0]), taken)))
             opened[-1].setblocking(False)
     except BaseException:
         for each in opened:

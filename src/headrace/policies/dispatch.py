@@ -6,6 +6,7 @@ whose place went to another.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from headrace.core.chance import Chance
 from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica, Saturated
@@ -30,12 +31,23 @@ class Dispatcher:
     replica may come back before that work ends (a probe that failed once), and its slots are not free only because of it.
     For the same reason `_running`, the slots of tenants with reserved ones, is kept by model name, and `_leases` whether or
     not their replicas are there.
+
+    Args:
+        is_leased: Others use the same replicas and queues: there are no slots before `set_slots`, and no places before
+            `set_queue_length_max`.
     """
 
     def __init__(
-        self, *, bounds: QueueBounds, health: HealthRules, chance: Chance, is_adaptive: bool = True
+        self,
+        *,
+        bounds: QueueBounds,
+        health: HealthRules,
+        chance: Chance,
+        is_adaptive: bool = True,
+        is_leased: bool = False,
     ) -> None:
-        self._bounds = bounds
+        self._bounds = replace(bounds, length_max=0) if is_leased else bounds
+        self._default_lease = 0 if is_leased else None
         self._health = health
         self._chance = chance
         self._is_adaptive = is_adaptive
@@ -250,7 +262,8 @@ class Dispatcher:
         return 0.0 if state is None else state.drain_s(now_s)
 
     def set_slots(self, model: str, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
-        """This process may use that many slots of a replica from now on, None for all; more than that run to their end.
+        """This process may use that many slots of a replica from now on; more than that run to their end. None: as many
+        as it had before any such call.
 
         It holds until the next call, also while the replica is not offered.
         """
@@ -263,7 +276,7 @@ class Dispatcher:
             return []
         for load in state.loads:
             if load.key == key:
-                load.lease = slots
+                load.lease = self._default_lease if slots is None else slots
                 load.set_slots()
         return self._start_waiting(state, now_s)
 
@@ -272,6 +285,20 @@ class Dispatcher:
         self._bounds = bounds
         for state in self._states.values():
             state.bounds = bounds
+
+    def set_queue_length_max(self, model: str, length_max: int) -> None:
+        """That deployment's queue has so many places from now on, until it is no longer offered."""
+        state = self._states.get(model)
+        if state is not None:
+            state.bounds = replace(state.bounds, length_max=length_max)
+
+    def load(self, model: str, key: ReplicaKey) -> ReplicaLoad | None:
+        """The load of that replica, also of one that has left the fleet and still works; None when it is gone."""
+        state = self._states.get(model)
+        for load in state.loads if state is not None else ():
+            if load.key == key:
+                return load
+        return self._retired.get((model, key))
 
     def _load_of(
         self,
@@ -288,7 +315,7 @@ class Dispatcher:
             load = ReplicaLoad(replica, self._health, is_adaptive=self._is_adaptive)
             if slowly_from_s is not None:
                 load.health.start_slowly(now_s=slowly_from_s)
-        load.lease = self._leases.get((model, key))
+        load.lease = self._leases.get((model, key), self._default_lease)
         load.replace(replica)
         return load
 

@@ -20,14 +20,35 @@ class LimitView(msgspec.Struct, frozen=True, gc=False):
     reset_s: float
 
 
-class _TenantState:
-    """Owner: TenantLimiter. `tokens` as of `filled_s`; `in_progress` counts queued and running requests."""
+class Bucket:
+    """Requests that may come now: `tokens` as of `filled_s`."""
 
-    __slots__ = ("filled_s", "in_progress", "tokens")
+    __slots__ = ("filled_s", "tokens")
 
     def __init__(self, limits: TenantLimits, now_s: float) -> None:
         self.tokens = float(limits.requests_burst)
         self.filled_s = now_s
+
+    def refill(self, limits: TenantLimits, now_s: float) -> None:
+        elapsed_s = now_s - self.filled_s
+        if elapsed_s <= 0.0:
+            return  # a moment taken earlier in the same turn of the loop must not run the bucket backwards
+        self.filled_s = now_s
+        tokens = self.tokens + elapsed_s * limits.requests_per_minute / 60.0
+        self.tokens = tokens if tokens < limits.requests_burst else float(limits.requests_burst)
+
+    def wait_s(self, limits: TenantLimits) -> float:
+        """Time until it holds a whole token."""
+        return (1.0 - self.tokens) * 60.0 / limits.requests_per_minute + ROUNDING_S
+
+
+class _TenantState(Bucket):
+    """Owner: TenantLimiter. `in_progress` counts queued and running requests."""
+
+    __slots__ = ("in_progress",)
+
+    def __init__(self, limits: TenantLimits, now_s: float) -> None:
+        super().__init__(limits, now_s)
         self.in_progress = 0
 
 
@@ -47,18 +68,11 @@ class TenantLimiter:
         if state is None:
             state = self._states[principal.tenant] = _TenantState(limits, now_s)
         if limits.concurrency_max and state.in_progress >= limits.concurrency_max:
-            raise ConcurrencyLimited(
-                f"{limits.concurrency_max} requests of this tenant are in progress, which is its limit",
-                retry_after_s=CONCURRENCY_RETRY_AFTER_S,
-            )
+            raise concurrency_limited(limits)
         if limits.requests_per_minute:
-            _refill(state, limits, now_s)
+            state.refill(limits, now_s)
             if state.tokens < 1.0:
-                wait_s = (1.0 - state.tokens) * 60.0 / limits.requests_per_minute + ROUNDING_S
-                raise RateLimited(
-                    f"the limit of {limits.requests_per_minute} requests a minute is spent",
-                    retry_after_s=wait_s,
-                )
+                raise rate_limited(limits, state.wait_s(limits))
             state.tokens -= 1.0
         state.in_progress += 1
 
@@ -76,7 +90,7 @@ class TenantLimiter:
         state = self._states.get(principal.tenant)
         if state is None:
             return LimitView(limits.requests_burst, limits.requests_burst, 0.0)
-        _refill(state, limits, now_s)
+        state.refill(limits, now_s)
         reset_s = (limits.requests_burst - state.tokens) * 60.0 / limits.requests_per_minute
         return LimitView(limits.requests_burst, int(state.tokens), reset_s)
 
@@ -85,10 +99,16 @@ class TenantLimiter:
         return state.in_progress if state else 0
 
 
-def _refill(state: _TenantState, limits: TenantLimits, now_s: float) -> None:
-    elapsed_s = now_s - state.filled_s
-    if elapsed_s <= 0.0:
-        return  # a moment taken earlier in the same turn of the loop must not run the bucket backwards
-    state.filled_s = now_s
-    tokens = state.tokens + elapsed_s * limits.requests_per_minute / 60.0
-    state.tokens = tokens if tokens < limits.requests_burst else float(limits.requests_burst)
+def rate_limited(limits: TenantLimits, wait_s: float) -> RateLimited:
+    """The refusal of a request for which the bucket holds no token."""
+    return RateLimited(
+        f"the limit of {limits.requests_per_minute} requests a minute is spent", retry_after_s=wait_s
+    )
+
+
+def concurrency_limited(limits: TenantLimits) -> ConcurrencyLimited:
+    """The refusal of a request beyond those that the tenant may have in progress."""
+    return ConcurrencyLimited(
+        f"{limits.concurrency_max} requests of this tenant are in progress, which is its limit",
+        retry_after_s=CONCURRENCY_RETRY_AFTER_S,
+    )

@@ -113,12 +113,12 @@ class ReplicaLoad:
         self.limit = ConcurrencyLimit(replica.slots) if is_adaptive and not replica.traits.is_ours else None
         self.outstanding = 0
         self.health = ReplicaHealth(rules)
-        self.slot_table = SlotTable(replica.slots) if replica.traits.partitions_slots else None
+        self.slot_table = SlotTable(0) if replica.traits.partitions_slots else None
 
     def replace(self, replica: Replica) -> None:
         """The same replica as control describes it now."""
         self.replica = replica
-        if self.slot_table is not None:
+        if self.slot_table is not None and self.lease is None:  # else slots are lent one by one
             self.slot_table.resize(replica.slots)
         if self.limit is not None:
             self.limit.resize(replica.slots)

@@ -1,6 +1,6 @@
 """How does Prometheus read our metrics? Families to the text format, through prometheus_client."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import assert_never
 
@@ -13,18 +13,24 @@ from prometheus_client.core import (
 )
 
 from headrace.telemetry.families import Distribution, Family, Kind, Value
+from headrace.telemetry.merging import MetricsState, merged, state_of
 from headrace.telemetry.metrics import Metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Exposition:
-    """The scrape of one Metrics object, plus `process_*` (memory, CPU time, open files) of this process."""
+    """The scrape of one Metrics object, plus `process_*` (memory, CPU time, open files) of this process.
 
-    def __init__(self, metrics: Metrics) -> None:
+    Args:
+        elsewhere: What other processes of the service have counted, asked at every scrape and added.
+    """
+
+    def __init__(self, metrics: Metrics, *, elsewhere: Callable[[], Sequence[MetricsState]] = tuple) -> None:
         self._metrics = metrics
+        self._elsewhere = elsewhere
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(metrics))
+        self._registry.register(_Collector(self._whole))
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
@@ -32,13 +38,17 @@ class Exposition:
         self._metrics.fill()
         return generate_latest(self._registry)
 
+    def _whole(self) -> Metrics:
+        others = self._elsewhere()
+        return merged([state_of(self._metrics), *others]) if others else self._metrics
+
 
 class _Collector:
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Callable[[], Metrics]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        for family in self._metrics.families():
+        for family in self._metrics().families():
             yield _exposed(family)
 
 

@@ -24,6 +24,13 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
+class Merge(Enum):
+    """What a gauge of several processes shows: the sum of theirs, or the largest."""
+
+    SUM = "sum"
+    MAX = "max"
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One row of the table.
@@ -32,6 +39,7 @@ class Spec:
         series_max: Label sets that the family ever holds, the `other` one included; whatever comes after them, or
             carries a label that no sane name looks like, is counted under `other`.
         buckets: Upper bounds of a histogram, ascending, without +Inf.
+        merge: How the gauges of several workers become one. Counters and histograms always sum up.
     """
 
     name: str
@@ -40,6 +48,7 @@ class Spec:
     labels: tuple[str, ...]
     series_max: int
     buckets: tuple[float, ...] = ()
+    merge: Merge = Merge.SUM
 
     @property
     def samples_max(self) -> int:

@@ -143,6 +143,13 @@ EVENTS: dict[str, Event] = {
         ("error", "backlog"),
     ),
     "ledger.recovered": Event(Level.INFO, "Usage records are written again.", ("outage_s",)),
+    "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
+    "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),
+    "worker.lost": Event(
+        Level.WARNING,
+        "A worker ended although nobody asked it to, or was killed because it was stuck; it is started again.",
+        ("worker", "pid", "reason", "exit_status", "in_flight", "restarts", "restart_in_s"),
+    ),
     "internal.error": Event(
         Level.ERROR,
         "A bug of ours: the exception's type and our innermost line, never its text.",
@@ -169,12 +176,18 @@ class Log:
 
     At most LINES_PER_S_MAX lines of one event in a second; the rest are counted, and the count follows as one line with
     `suppressed` once the second is over: at the next event of any name, or at `tick`.
+
+    Args:
+        worker: The number that every line carries as `worker`; None where there is one process.
     """
 
-    def __init__(self, stream: LineStream, clock: Clock, level: Level = Level.INFO) -> None:
+    def __init__(
+        self, stream: LineStream, clock: Clock, level: Level = Level.INFO, *, worker: int | None = None
+    ) -> None:
         self._stream = stream
         self._clock = clock
         self._level = level
+        self._worker: dict[str, Field] = {} if worker is None else {"worker": worker}
         # Reentrant, because a finalizer that runs inside a write may have something to report too.
         self._lock = threading.RLock()
         # Owned by whoever holds the lock: events of the current second by name, and when that second is over.
@@ -216,16 +229,21 @@ class Log:
             "ts": at.replace("+00:00", "Z"),
             "level": EVENTS[name].level.name.lower(),
             "event": name,
+            **self._worker,
             **{key: _plain(value) for key, value in fields.items()},
         }
         # ASCII only: no control character, terminal sequence or lone surrogate survives as itself.
-        line = json.dumps(record, separators=(",", ":"), ensure_ascii=True) + "\n"
-        try:
-            self._stream.write(line)
-            self._stream.flush()
-        except (OSError, ValueError):
-            # The reader is gone, the disk is full, or the stream is closed. The service matters more than its log.
-            pass
+        self.relay(json.dumps(record, separators=(",", ":"), ensure_ascii=True) + "\n")
+
+    def relay(self, line: str) -> None:
+        """Writes a line that another process of the service has made, or this one."""
+        with self._lock:
+            try:
+                self._stream.write(line)
+                self._stream.flush()
+            except (OSError, ValueError):
+                # The reader is gone, the disk is full, or the stream is closed. The service matters more than its log.
+                pass
 
 
 def _plain(value: Field) -> Field:

@@ -6,14 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import headrace
-from headrace.telemetry.families import Counter, Distribution, Family, Gauge, Histogram, Kind, Spec, Value
+from headrace.telemetry.families import (
+    Counter,
+    Distribution,
+    Family,
+    Gauge,
+    Histogram,
+    Kind,
+    Merge,
+    Spec,
+    Value,
+)
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 600)
 TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
-def _value(name: str, kind: Kind, help: str, labels: tuple[str, ...], series_max: int) -> Family[Value]:
-    spec = Spec(name, kind, help, labels, series_max if labels else 1)
+def _value(
+    name: str, kind: Kind, help: str, labels: tuple[str, ...], series_max: int, merge: Merge = Merge.SUM
+) -> Family[Value]:
+    spec = Spec(name, kind, help, labels, series_max if labels else 1, merge=merge)
     return field(default_factory=lambda: Family(spec, Value))
 
 
@@ -21,8 +33,10 @@ def _counter(name: str, help: str, *, labels: tuple[str, ...] = (), series_max: 
     return _value(name, Kind.COUNTER, help, labels, series_max)
 
 
-def _gauge(name: str, help: str, *, labels: tuple[str, ...] = (), series_max: int = 1) -> Gauge:
-    return _value(name, Kind.GAUGE, help, labels, series_max)
+def _gauge(
+    name: str, help: str, *, labels: tuple[str, ...] = (), series_max: int = 1, merge: Merge = Merge.SUM
+) -> Gauge:
+    return _value(name, Kind.GAUGE, help, labels, series_max, merge)
 
 
 def _histogram(
@@ -144,6 +158,7 @@ class Metrics:
     tls_expiry_days: Gauge = _gauge(
         "headrace_tls_expiry_days",
         "Days until the certificate in force expires, negative afterwards; 0 without TLS.",
+        merge=Merge.MAX,
     )
 
     # Replicas.
@@ -158,6 +173,7 @@ class Metrics:
         "1 while the replica is out of balancing for its failures, else 0.",
         labels=("model", "replica"),
         series_max=256,
+        merge=Merge.MAX,
     )
     idempotent_replays: Counter = _counter(
         "headrace_idempotent_replays_total",
@@ -170,6 +186,7 @@ class Metrics:
         "1 for what the replica gets: closed (its share), open (nothing), half_open (one request), slow_start.",
         labels=("model", "replica", "circuit"),
         series_max=256,
+        merge=Merge.MAX,
     )
     replica_restarts: Counter = _counter(
         "headrace_replica_restarts_total",
@@ -226,14 +243,24 @@ class Metrics:
     pressure_level: Gauge = _gauge(
         "headrace_pressure_level",
         "What is given up to get by with what there is: 0 nothing, 1 keep-alive, 2 new work as well.",
+        merge=Merge.MAX,
     )
     memory_left_bytes: Gauge = _gauge(
         "headrace_memory_left_bytes",
         "Memory that is left under the tightest limit that holds for the process.",
+        merge=Merge.MAX,
     )
     tasks: Gauge = _gauge("headrace_tasks", "Tasks of the gateway's event loop now.")
     event_loop_lag_seconds: Gauge = _gauge(
-        "headrace_event_loop_lag_seconds", "How late the gateway's event loop ran its last periodic task."
+        "headrace_event_loop_lag_seconds",
+        "How late the gateway's event loop ran its last periodic task.",
+        merge=Merge.MAX,
+    )
+    worker_up: Gauge = _gauge(
+        "headrace_worker_up", "1 while the worker serves, else 0.", labels=("worker",), series_max=257
+    )
+    worker_restarts: Counter = _counter(
+        "headrace_worker_restarts_total", "Restarts of the worker.", labels=("worker",), series_max=257
     )
     internal_errors: Counter = _counter(
         "headrace_internal_errors_total",
@@ -242,7 +269,11 @@ class Metrics:
         series_max=32,
     )
     build_info: Gauge = _gauge(
-        "headrace_build_info", "Always 1; the label says what runs.", labels=("version",), series_max=2
+        "headrace_build_info",
+        "Always 1; the label says what runs.",
+        labels=("version",),
+        series_max=2,
+        merge=Merge.MAX,
     )
 
     _fillers: list[Callable[[], None]] = field(default_factory=list, init=False)

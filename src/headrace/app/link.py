@@ -1,0 +1,235 @@
+"""How do the service and its workers talk? Messages over a socket pair, whose end is the end of the other side."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+
+import headrace
+from headrace.app.report import PlaneReport
+from headrace.config import Config
+from headrace.core.fleet import FleetSnapshot
+from headrace.core.ids import ReplicaId
+from headrace.core.leases import (
+    AskTokens,
+    Deny,
+    Grant,
+    Recall,
+    Return,
+    ReturnTokens,
+    Sated,
+    Tokens,
+    Want,
+)
+from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.protocols.frames import FrameParser, FrameTooLarge, frame
+from headrace.telemetry.merging import MetricsState
+
+# A service may outlive the files that it was started from; a worker of another version must not join it.
+VERSION = f"1 {headrace.__version__}"
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Up: the first word of a worker."""
+
+    version: str
+    pid: int
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """Up: the worker accepts connections, and knows that many API keys."""
+
+    keys: int
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Up: the worker can't serve, and the operator must act."""
+
+    message: str
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Up: the worker as it is now, every second and when asked (`answers` is the number of the question, else 0)."""
+
+    answers: int
+    plane: PlaneReport
+    metrics: MetricsState
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Up: a line for the log."""
+
+    text: str
+
+
+class Records(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """Up: records of ended requests for the ledger."""
+
+    entries: list[tuple[UsageRecord, list[ExecutionRecord]]]
+
+
+class Drained(msgspec.Struct, frozen=True, array_like=True, tag=26):
+    """Up: the worker has nothing in progress any more; `cut` requests it had to cut."""
+
+    cut: int
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag=40):
+    """Down: what the worker is to serve, on which port, and which of how many it is."""
+
+    config: Config
+    data: str
+    port: int
+    worker: int
+    workers: int
+
+
+class Publish(msgspec.Struct, frozen=True, array_like=True, tag=41):
+    """Down: what is offered from now on."""
+
+    snapshot: FleetSnapshot
+
+
+class Found(msgspec.Struct, frozen=True, array_like=True, tag=46):
+    """Down: a probe has found a replica after it had not answered one."""
+
+    replica: ReplicaId
+
+
+class AskReport(msgspec.Struct, frozen=True, array_like=True, tag=42):
+    """Down: a report is wanted now."""
+
+    number: int
+
+
+class LedgerBehind(msgspec.Struct, frozen=True, array_like=True, tag=43):
+    """Down: whether new work should be refused, because its record might not reach the disk."""
+
+    is_behind: bool
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag=44):
+    """Down: no new work; end when what is in progress has ended, or the time for it is over."""
+
+
+class EndDrain(msgspec.Struct, frozen=True, array_like=True, tag=45):
+    """Down: cut what is still in progress."""
+
+
+Up = Hello | Opened | Refused | Report | Line | Records | Drained | Want | Return | AskTokens | ReturnTokens
+Down = (
+    Start
+    | Publish
+    | Found
+    | AskReport
+    | LedgerBehind
+    | Drain
+    | EndDrain
+    | Grant
+    | Recall
+    | Sated
+    | Deny
+    | Tokens
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_UP = msgspec.msgpack.Decoder(Up)
+_DOWN = msgspec.msgpack.Decoder(Down)
+
+
+class Link(asyncio.Protocol):
+    """One end of the pair. `lost` is called once, when the other end is gone, or doesn't make sense: then `fault` says why."""
+
+    def __init__(
+        self,
+        decoder: "msgspec.msgpack.Decoder[Up] | msgspec.msgpack.Decoder[Down]",
+        received: Callable[..., None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._decoder = decoder
+        self._received = received
+        self._lost = lost
+        self._frames = FrameParser()
+        self.fault = ""
+        self._transport: asyncio.Transport | None = None
+
+    def send(self, message: Up | Down) -> None:
+        """Sends it, or drops it when the other end is gone, which is told by `lost`."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(_encoder.encode(message)))
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        """Sends what is still to be sent, and ends."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = [self._decoder.decode(each) for each in self._frames.feed(data)]
+        except (FrameTooLarge, msgspec.DecodeError) as error:
+            self.fault = f"sent what makes no sense: {error}"
+            self.close()
+            return
+        for message in messages:
+            self._received(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost()
+
+
+async def service_end(
+    end: socket.socket, *, received: Callable[[Up], None], lost: Callable[[], None]
+) -> Link:
+    """The service's end of a pair."""
+    return await _linked(end, Link(_UP, received, lost))
+
+
+async def worker_end(
+    end: socket.socket, *, received: Callable[[Down], None], lost: Callable[[], None]
+) -> Link:
+    """The worker's end of a pair."""
+    return await _linked(end, Link(_DOWN, received, lost))
+
+
+async def _linked(end: socket.socket, link: Link) -> Link:
+    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=end)
+    return link
+
+
+class LinkRecords:
+    """The ledger as a worker sees it: records go to the service, a few milliseconds' worth at a time.
+
+    State: `_entries`, those not sent yet; `ledger_is_behind`, as the service last said.
+    """
+
+    FLUSH_S = 0.01
+    # About as many records as the ledger itself takes before it counts as behind.
+    UNSENT_BYTES_MAX = 4 * 1024 * 1024
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._entries: list[tuple[UsageRecord, list[ExecutionRecord]]] = []
+        self.ledger_is_behind = False
+
+    @property
+    def is_behind(self) -> bool:
+        return self.ledger_is_behind or self._link.unsent_bytes > self.UNSENT_BYTES_MAX
+
+    def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
+        if not self._entries:
+            asyncio.get_running_loop().call_later(self.FLUSH_S, self.flush)
+        self._entries.append((usage, list(executions)))
+
+    def flush(self) -> None:
+        entries, self._entries = self._entries, []
+        if entries:
+            self._link.send(Records(entries))

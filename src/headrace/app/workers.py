@@ -1,0 +1,397 @@
+"""The workers, as the service sees them: started, watched, replaced when they end, and asked what they do."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, assert_never
+
+from headrace.app import link as wire
+from headrace.app.link import Link, Up
+from headrace.app.report import PlaneReport
+from headrace.config import Config
+from headrace.control.authority import Authority
+from headrace.core.chance import Chance
+from headrace.core.clock import Clock
+from headrace.core.errors import ConfigError
+from headrace.core.fleet import FleetSnapshot
+from headrace.core.ids import ReplicaId
+from headrace.core.leases import AskTokens, Return, ReturnTokens, Want
+from headrace.gateway.listener import reserve_port
+from headrace.policies.restart import RestartPolicy
+from headrace.stores.ledger import Ledger
+from headrace.telemetry import merging
+from headrace.telemetry.logs import Log
+from headrace.telemetry.merging import MetricsState
+from headrace.telemetry.metrics import Metrics
+
+# `-P`: a folder named headrace in the current directory must not be run in our place.
+COMMAND = (sys.executable, "-P", "-m", "headrace.app.worker")
+TICK_S = 0.25
+ANSWER_LIMIT_S = 0.5
+# A worker whose loop has said nothing for this long serves nobody; what it holds is taken back by ending it.
+SILENCE_MAX_S = 5.0
+START_LIMIT_S = 60.0
+STOP_GRACE_S = 10.0
+
+
+class _Seat:
+    """The place of one worker, and the process that has it now.
+
+    State: `link` and `process` while there is a process; `is_linked` once it was told what to serve, `is_up` while it accepts connections; `report` and `counted`, its
+    last ones; `answers`, questions that wait for one.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.restarts = 0
+        self.cut = 0
+        self.is_done = False
+        self.pid: int | None = None
+        self.process: asyncio.subprocess.Process | None = None
+        self.link: Link | None = None
+        self.is_linked = False
+        self.is_up = False
+        self.keys = 0
+        self.started_s = 0.0
+        self.ready_s: float | None = None
+        self.heard_s = 0.0
+        self.refusal = ""
+        self.verdict = ""
+        self.report: PlaneReport | None = None
+        self.counted: MetricsState = {}
+        self.answers: dict[int, asyncio.Future[None]] = {}
+
+    def begin(self, now_s: float) -> None:
+        """A new process."""
+        self.is_done = self.is_linked = self.is_up = False
+        self.ready_s = self.report = None
+        self.started_s = self.heard_s = now_s
+        self.refusal = self.verdict = ""
+
+    def kill(self, why: str) -> None:
+        self.verdict = why
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
+
+class Workers:
+    """Owner of the worker processes. One of them may end at any moment: what it held goes back to the authority, what it
+    counted stays counted, and another one takes its place.
+
+    State: `_sockets` reserve the port, so that it stays ours while no worker listens; `_gone` counts what ended workers had
+    counted.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: Path,
+        *,
+        ledger: Ledger,
+        metrics: Metrics,
+        log: Log,
+        tell: Callable[[str], None],
+        clock: Clock,
+        chance: Chance,
+    ) -> None:
+        count = config.server.workers
+        self._config = config
+        self._data = data
+        self._ledger = ledger
+        self._metrics = metrics
+        self._log = log
+        self._tell = tell
+        self._clock = clock
+        self._chance = chance
+        self._restarts = RestartPolicy(first_s=0.1, ceiling_s=10.0, steady_s=10.0)
+        self._authority = Authority(workers=count, clock=clock)
+        self._seats = [_Seat(number) for number in range(count)]
+        self._sockets: list[socket.socket] = []
+        self._snapshot = FleetSnapshot()
+        self._gone = Metrics()
+        self._questions = 0
+        self._draining = asyncio.Event()
+        self._was_behind = False
+        self._all_up = asyncio.Event()
+        self.ticked_s = clock.now_s()
+
+    # What the service asks of a front; see app/service.py.
+
+    async def run(self, *, opened: Callable[[int], None]) -> None:
+        server = self._config.server
+        try:
+            self._sockets = reserve_port(server.host, server.port)
+        except OSError as error:
+            raise ConfigError(
+                f"public port {server.host}:{server.port} can't be opened: {error}; "
+                "choose another with --port or `server.port`"
+            ) from None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for seat in self._seats:
+                    tasks.create_task(self._keep(seat), name=f"worker {seat.number}")
+                tasks.create_task(self._tick(), name="workers")
+                await self._all_up.wait()
+                opened(self._port)
+        finally:
+            for each in self._sockets:
+                each.close()
+
+    def publish(self, snapshot: FleetSnapshot) -> None:
+        self._snapshot = snapshot
+        for seat in self._seats:
+            if seat.is_linked and seat.link is not None:
+                seat.link.send(wire.Publish(snapshot))
+        self._authority.publish(snapshot)
+
+    def found(self, replica: ReplicaId) -> None:
+        for seat in self._seats:
+            if seat.is_linked and seat.link is not None:
+                seat.link.send(wire.Found(replica))
+
+    @property
+    def key_count(self) -> int:
+        return min(seat.keys for seat in self._seats)
+
+    async def drain(self) -> int:
+        """Every worker drains; returns how many requests were cut."""
+        self._draining.set()
+        for seat in self._seats:
+            if seat.is_up and seat.link is not None:
+                seat.link.send(wire.Drain())
+            else:
+                seat.kill("stopped before it served")
+        until_s = self._clock.now_s() + self._config.server.drain_s + STOP_GRACE_S
+        while not all(seat.is_done for seat in self._seats):
+            if self._clock.now_s() > until_s:
+                for seat in self._seats:
+                    seat.kill("did not end")
+            await asyncio.sleep(0.01)
+        return sum(seat.cut for seat in self._seats)
+
+    def end_drain(self) -> None:
+        for seat in self._seats:
+            if seat.link is not None:
+                seat.link.send(wire.EndDrain())
+
+    def close(self) -> None:
+        """Nothing is left once `run` has ended."""
+
+    async def reports(self) -> list[PlaneReport]:
+        """What every worker that serves is doing now; of one that doesn't answer at once, what it said last."""
+        self._questions += 1
+        asked = [seat for seat in self._seats if seat.is_up and seat.link is not None]
+        for seat in asked:
+            assert seat.link is not None
+            seat.answers[self._questions] = asyncio.get_running_loop().create_future()
+            seat.link.send(wire.AskReport(self._questions))
+        number = self._questions
+        if asked:
+            await asyncio.wait([seat.answers[number] for seat in asked], timeout=ANSWER_LIMIT_S)
+        for seat in asked:
+            seat.answers.pop(number, None)
+        return [seat.report for seat in self._seats if seat.is_up and seat.report is not None]
+
+    async def counted(self) -> Sequence[MetricsState]:
+        """What all workers have counted, those that are gone as well."""
+        await self.reports()
+        for seat in self._seats:
+            self._metrics.worker_up.labels(str(seat.number)).set(seat.is_up)
+            self._metrics.worker_restarts.labels(str(seat.number)).set(seat.restarts)
+        return [merging.state_of(self._gone), *(seat.counted for seat in self._seats)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row of status for each worker, as of its last report."""
+        return [
+            {
+                "worker": seat.number,
+                "state": "ready" if seat.is_up else "starting" if seat.pid else "down",
+                "pid": seat.pid,
+                "restarts": seat.restarts,
+                "reason": seat.verdict,
+                "connections": seat.report.connections if seat.report else 0,
+                "in_flight": seat.report.in_progress - seat.report.waiting if seat.report else 0,
+                "queued": seat.report.waiting if seat.report else 0,
+            }
+            for seat in self._seats
+        ]
+
+    # The life of a worker.
+
+    async def _keep(self, seat: _Seat) -> None:
+        quick_failures = 0
+        while True:
+            reason, status = await self._live(seat)
+            if seat.refusal and not self._all_up.is_set():
+                raise ConfigError(seat.refusal)
+            if self._draining.is_set():
+                seat.is_done = True
+                return
+            ready_for_s = 0.0 if seat.ready_s is None else self._clock.now_s() - seat.ready_s
+            quick_failures = self._restarts.quick_failures(quick_failures, ready_for_s=ready_for_s)
+            delay_s = self._restarts.delay_s(quick_failures, self._chance)
+            self._log.event(
+                "worker.lost",
+                worker=seat.number,
+                pid=seat.pid,
+                reason=reason,
+                exit_status=status,
+                in_flight=seat.report.in_progress if seat.report else 0,
+                restarts=seat.restarts,
+                restart_in_s=delay_s,
+            )
+            self._tell(f"lost         worker {seat.number}: {reason}; starting it again")
+            seat.pid = None
+            seat.verdict = reason
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._draining.wait()
+                    seat.is_done = True
+                    return
+            seat.restarts += 1
+
+    async def _live(self, seat: _Seat) -> tuple[str, int | None]:
+        """One process from start to end; returns why it ended, and its exit status."""
+        seat.begin(self._clock.now_s())
+        ours, theirs = socket.socketpair()
+        gone = asyncio.Event()
+        try:
+            with theirs:
+                seat.link = await wire.service_end(
+                    ours, received=lambda message: self._received(seat, message), lost=gone.set
+                )
+                seat.process = await asyncio.create_subprocess_exec(
+                    *COMMAND,
+                    stdin=theirs.fileno(),
+                    stdout=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C in a terminal is for the service, which drains first
+                )
+        except OSError as error:
+            ours.close()
+            return f"cannot be started: {error}", None
+        seat.pid = seat.process.pid
+        self._log.event("worker.started", worker=seat.number, pid=seat.pid, restarts=seat.restarts)
+        try:
+            status = await self._end_of(seat.process, gone, seat)
+        finally:
+            seat.kill(seat.verdict)
+            self._ended(seat)
+            seat.link.close()
+        return seat.verdict or seat.refusal or seat.link.fault or _how(status), status
+
+    async def _end_of(self, process: asyncio.subprocess.Process, gone: asyncio.Event, seat: _Seat) -> int:
+        """Waits until the link and the process have ended, whichever is first. Returns the exit status."""
+        async with asyncio.TaskGroup() as tasks:
+            exited = tasks.create_task(process.wait())
+            cut = tasks.create_task(gone.wait())
+            await asyncio.wait({exited, cut}, return_when=asyncio.FIRST_COMPLETED)
+            if cut.done():
+                self._ended(seat)
+                await asyncio.wait({exited}, timeout=STOP_GRACE_S)
+                if not exited.done():
+                    seat.kill("closed its link and did not end")
+            else:  # what it has sent is still to be read
+                await asyncio.wait({cut}, timeout=STOP_GRACE_S)
+                cut.cancel()
+        return exited.result()
+
+    def _ended(self, seat: _Seat) -> None:
+        """What the worker held is free again, and what it counted stays counted."""
+        seat.is_linked = seat.is_up = False
+        self._authority.lost(seat.number)
+        merging.add(self._gone, seat.counted, with_gauges=False)
+        seat.counted = {}
+        for answer in seat.answers.values():
+            if not answer.done():
+                answer.set_result(None)
+
+    def _received(self, seat: _Seat, message: Up) -> None:
+        seat.heard_s = self._clock.now_s()
+        match message:
+            case Want() | Return() | AskTokens() | ReturnTokens():
+                self._authority.received(seat.number, message)
+            case wire.Records(entries):
+                for usage, executions in entries:
+                    self._ledger.append(usage, executions)
+            case wire.Line(text):
+                self._log.relay(text)
+            case wire.Report(answers, plane, counted):
+                seat.report, seat.counted = plane, counted
+                if (answer := seat.answers.get(answers)) is not None and not answer.done():
+                    answer.set_result(None)
+            case wire.Hello(version):
+                self._welcome(seat, version)
+            case wire.Opened(keys):
+                self._opened(seat, keys)
+            case wire.Refused(text):
+                seat.refusal = text
+            case wire.Drained(cut):
+                seat.cut = cut
+                seat.verdict = "drained"
+            case _:
+                assert_never(message)
+
+    def _welcome(self, seat: _Seat, version: str) -> None:
+        if version != wire.VERSION:
+            seat.kill(f"it is version {version}, this service {wire.VERSION}: restart the service")
+            return
+        assert seat.link is not None
+        seat.link.send(wire.Start(self._config, str(self._data), self._port, seat.number, len(self._seats)))
+        seat.link.send(wire.LedgerBehind(self._ledger.is_behind))
+        # Before it opens the port: the first caller finds the models, and their slots.
+        seat.link.send(wire.Publish(self._snapshot))
+        seat.is_linked = True
+        self._authority.joined(seat.number, seat.link.send)
+
+    def _opened(self, seat: _Seat, keys: int) -> None:
+        assert seat.link is not None
+        seat.is_up, seat.keys = True, keys
+        seat.ready_s = self._clock.now_s()
+        self._log.event(
+            "worker.ready", worker=seat.number, pid=seat.pid, elapsed_s=seat.ready_s - seat.started_s
+        )
+        if self._draining.is_set():
+            seat.link.send(wire.Drain())
+        if all(each.is_up for each in self._seats):
+            self._all_up.set()
+
+    @property
+    def _port(self) -> int:
+        port: int = self._sockets[0].getsockname()[1]
+        return port
+
+    async def _tick(self) -> None:
+        while True:
+            before_s = self._clock.now_s()
+            await asyncio.sleep(TICK_S)
+            now_s = self.ticked_s = self._clock.now_s()
+            self._log.tick()
+            self._tell_behind()
+            # Who was away himself has not listened, and can't say that somebody was silent.
+            was_away = now_s - before_s > 4 * TICK_S
+            for seat in self._seats:
+                if was_away:
+                    seat.heard_s = now_s
+                elif seat.is_up and now_s - seat.heard_s > SILENCE_MAX_S:
+                    seat.kill(f"stuck for {now_s - seat.heard_s:.0f} s")
+                elif not seat.is_up and seat.pid and now_s - seat.started_s > START_LIMIT_S:
+                    seat.kill(f"did not open the port within {START_LIMIT_S:.0f} s")
+
+    def _tell_behind(self) -> None:
+        is_behind = self._ledger.is_behind
+        if is_behind != self._was_behind:
+            self._was_behind = is_behind
+            for seat in self._seats:
+                if seat.link is not None:
+                    seat.link.send(wire.LedgerBehind(is_behind))
+
+
+def _how(status: int) -> str:
+    if -status in signal.valid_signals():
+        return f"killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"

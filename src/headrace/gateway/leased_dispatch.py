@@ -1,0 +1,234 @@
+"""dispatch.py for one worker of several: slots and places in queues are leased, and a request may wait for a lease."""
+
+from collections.abc import Callable, Sequence
+
+from headrace.core.clock import Clock
+from headrace.core.fleet import FleetSnapshot, Replica
+from headrace.core.leases import Asking, Grant, Lending, LentSlot, PoolKey, PoolKind, Tokens
+from headrace.core.outcome import AttemptOutcome
+from headrace.core.request import InferenceRequest
+from headrace.core.tenant import Principal
+from headrace.gateway.dispatch import Dispatch, Slot
+from headrace.gateway.leased_limits import LeasedLimiter, TenantStock
+from headrace.gateway.leases import ANSWER_LIMIT_S, Lacking, Leases, Stock
+from headrace.policies import admission
+from headrace.policies.dispatch import Dispatcher
+from headrace.policies.health import Circuit
+from headrace.policies.tickets import ReplicaKey, ReplicaLoad, Ticket
+
+
+class LeasedDispatch(Dispatch):
+    """Owner of the leases of this worker. `send` carries questions to the authority; `received` gets what it says.
+
+    Args:
+        dispatcher: One whose replicas begin without slots and whose queues begin without places.
+        queue_length_max: The bound of each queue, over all workers.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        send: Callable[[Asking], None],
+        workers: int,
+        queue_length_max: int,
+        queue_wait_max_s: float,
+        on_circuit: Callable[[Replica, Circuit], None],
+        clock: Clock,
+    ) -> None:
+        self._queue_length_max = queue_length_max
+        self._leases = Leases(send, make=self._make_stock, clock=clock)
+        self._leased_limiter = LeasedLimiter(self._leases, send, workers=workers, clock=clock)
+        super().__init__(
+            dispatcher,
+            self._leased_limiter,
+            clock=clock,
+            queue_wait_max_s=queue_wait_max_s,
+            on_circuit=on_circuit,
+        )
+
+    def received(self, message: Lending) -> None:
+        """The authority has said something."""
+        if isinstance(message, Tokens):
+            self._leased_limiter.received(message)
+            return
+        self._leases.received(message)
+        if isinstance(message, Grant):
+            self._drop_if_gone(self._leases.stock(message.key))
+
+    def limits_changed(self, principals: list[Principal], *, revision: int) -> None:
+        """Tenants and their limits as they are now."""
+        self._leased_limiter.changed(principals, revision=revision)
+
+    def slot(self, request: InferenceRequest) -> Slot:
+        return LeasedSlot(self, request)
+
+    def publish(self, snapshot: FleetSnapshot) -> None:
+        super().publish(snapshot)
+        for stock in self._leases:
+            stock.changed(())  # a model that came back begins without places, as everyone new
+            self._drop_if_gone(stock)
+
+    def wake(self) -> None:
+        self._leased_limiter.tick(self._clock.now_s())
+        super().wake()
+
+    def give_back(
+        self,
+        ticket: Ticket,
+        outcome: AttemptOutcome,
+        *,
+        retry_after_s: float | None = None,
+        ttft_s: float | None = None,
+        output_tokens: int = 0,
+    ) -> None:
+        load = ticket.load
+        super().give_back(
+            ticket, outcome, retry_after_s=retry_after_s, ttft_s=ttft_s, output_tokens=output_tokens
+        )
+        if self._leases.pressed and load is not None:
+            self._freed(_slot_key(ticket.model, load))
+            self._freed(PoolKey(PoolKind.QUEUE, ticket.model))
+
+    async def wait(self, ticket: Ticket) -> None:
+        for model, load in self.loads():
+            if model == ticket.model:
+                self._leases.ask(self._leases.stock(_slot_key(model, load)))
+        try:
+            await super().wait(ticket)
+        finally:
+            self._freed(PoolKey(PoolKind.QUEUE, ticket.model))
+
+    def _check_place(self, ticket: Ticket) -> None:
+        """Raises Lacking if the queue is full here, and perhaps not elsewhere."""
+        stock = self._leases.stock(PoolKey(PoolKind.QUEUE, ticket.model))
+        queued = stock.in_use()
+        if queued < stock.usable or stock.is_denied or not self._queue_length_max:
+            return
+        self._leased_limiter.refund(ticket.tenant)
+        wait_s = self._dispatcher.expected_wait_s(ticket.model, now_s=self._clock.now_s())
+        refusal = admission.full(queued=queued, wait_s=wait_s)
+        raise Lacking(refusal, lambda: self._leases.ask(stock))
+
+    async def obtain(self, lacking: Lacking, *, until_s: float) -> None:
+        await self._leases.obtain(lacking, until_s=until_s)
+
+    @property
+    def obtain_until_s(self) -> float:
+        """How long a request that comes now may wait for leases."""
+        return self._clock.now_s() + ANSWER_LIMIT_S
+
+    def _drop_if_gone(self, stock: Stock) -> None:
+        """Slots of a replica that has left the fleet, without work of ours, are of no use to us."""
+        if isinstance(stock, _SlotStock) and stock.load is None:
+            self._leases.drop(stock)
+            self.set_slots(stock.key.name, (stock.key.replica, stock.key.generation), None)
+
+    def _freed(self, key: PoolKey) -> None:
+        if key in self._leases.pressed:
+            self._leases.freed(key)
+
+    def _make_stock(self, key: PoolKey) -> Stock:
+        match key.kind:
+            case PoolKind.CONCURRENCY:
+                return TenantStock(key)
+            case PoolKind.QUEUE:
+                return _QueueStock(key, self._dispatcher, total=self._queue_length_max)
+            case PoolKind.SLOTS:
+                return _SlotStock(key, self._dispatcher, self.set_slots)
+
+
+class LeasedSlot(Slot):
+    """A slot of a request that may have to wait for a lease before it is counted in."""
+
+    __slots__ = ("_is_in", "_lacking", "_leased")
+
+    def __init__(self, dispatch: LeasedDispatch, request: InferenceRequest) -> None:
+        super().__init__(dispatch, request)
+        self._leased = dispatch
+        self._lacking: Lacking | None = None
+        self._is_in = False
+
+    def __enter__(self) -> "LeasedSlot":
+        self._enter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_in:
+            self._dispatch.leave(self.ticket, self._request)
+
+    async def wait(self) -> None:
+        if self._lacking is not None:
+            until_s = self._leased.obtain_until_s
+            while self._lacking is not None:
+                await self._leased.obtain(self._lacking, until_s=until_s)
+                self._enter()
+            if self.is_held:
+                return
+        await super().wait()
+
+    def _enter(self) -> None:
+        try:
+            self.is_held = self._dispatch.enter(self.ticket, self._request)
+            self._lacking = None
+            self._is_in = True
+        except Lacking as lacking:
+            self._lacking = lacking
+
+
+class _QueueStock(Stock):
+    """Places in the queue of one model."""
+
+    def __init__(self, key: PoolKey, dispatcher: Dispatcher, *, total: int) -> None:
+        super().__init__(key, total=total)
+        self._dispatcher = dispatcher
+
+    def in_use(self) -> int:
+        return self._dispatcher.queue_length(self.key.name)
+
+    def changed(self, lent: Sequence[LentSlot]) -> None:
+        self._dispatcher.set_queue_length_max(self.key.name, self.usable)
+
+
+class _SlotStock(Stock):
+    """Slots of one replica."""
+
+    def __init__(
+        self, key: PoolKey, dispatcher: Dispatcher, set_slots: Callable[[str, ReplicaKey, int], None]
+    ) -> None:
+        super().__init__(key)
+        self._dispatcher = dispatcher
+        self._set_slots = set_slots
+        self._replica: ReplicaKey = (key.replica, key.generation)
+
+    @property
+    def load(self) -> ReplicaLoad | None:
+        return self._dispatcher.load(self.key.name, self._replica)
+
+    def in_use(self) -> int:
+        load = self.load
+        return 0 if load is None else load.outstanding
+
+    def wish(self) -> int:
+        load = self.load
+        is_bound_by_us = load is not None and load.slots >= load.slots_max
+        return self._dispatcher.queue_length(self.key.name) if is_bound_by_us else 0
+
+    def changed(self, lent: Sequence[LentSlot]) -> None:
+        load = self.load
+        if load is None:
+            return
+        if load.slot_table is not None:
+            for index, last_tenant in lent:
+                load.slot_table.lend(index, last_tenant)
+        self._set_slots(self.key.name, self._replica, self.usable)
+
+    def withdraw(self, count: int) -> list[LentSlot]:
+        load = self.load
+        if load is None or load.slot_table is None:
+            return []
+        return [LentSlot(*load.slot_table.withdraw()) for _ in range(count)]
+
+
+def _slot_key(model: str, load: ReplicaLoad) -> PoolKey:
+    return PoolKey(PoolKind.SLOTS, model, load.replica.id, load.replica.generation)
