@@ -1,12 +1,13 @@
 """What did the operator ask for? Flags, environment and headrace.toml as frozen values, read once, checked whole."""
 
 import difflib
+import ipaddress
 import math
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -151,6 +152,26 @@ class PressureConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hold_s: float = 5.0
 
 
+class MediaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """URLs of pictures, sound and files in messages; what is sent inline, as a `data:` URL, needs none of this.
+
+    Attributes:
+        urls: "refuse", or "fetch": we fetch them, from the public internet alone, and engines get the content.
+        bytes_max: What one request may have fetched for it.
+        time_s: For one URL with its redirects.
+        redirects_max: Redirects followed for one URL.
+        fetches_max: Requests that media is fetched for at once.
+        networks: Networks that may be fetched from although they are not the public internet, such as "10.1.2.0/24".
+    """
+
+    urls: Literal["refuse", "fetch"] = "refuse"
+    bytes_max: int = 20 * 1024 * 1024
+    time_s: float = 10.0
+    redirects_max: int = 3
+    fetches_max: int = 16
+    networks: tuple[str, ...] = ()
+
+
 class TenantDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of a tenant that has none of its own; see core.tenant.TenantLimits."""
 
@@ -202,6 +223,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idempotency: IdempotencyConfig = IdempotencyConfig()
     pressure: PressureConfig = PressureConfig()
     tenant_defaults: TenantDefaults = TenantDefaults()
+    media: MediaConfig = MediaConfig()
     engine: EngineConfig = EngineConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
 
@@ -324,6 +346,10 @@ _AT_LEAST: dict[str, float] = {
     "health.slow_start_s": 0,
     "health.rest_s": 0,
     "health.quiet_s": 0.01,
+    "media.bytes_max": 1024,
+    "media.time_s": 0.01,
+    "media.redirects_max": 0,
+    "media.fetches_max": 1,
     "tenant_defaults.requests_per_minute": 0,
     "tenant_defaults.requests_burst": 1,
     "tenant_defaults.concurrency_max": 0,
@@ -341,6 +367,13 @@ def _check_ranges(config: Config, *, file: str) -> None:
             raise ConfigError(f"{file}: `{key}` must be a number, got {value}")
         if value < least:
             raise ConfigError(f"{file}: `{key}` must be at least {least}, got {value}")
+    for network in config.media.networks:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError:
+            raise ConfigError(
+                f"{file}: `media.networks` must hold networks such as 10.1.2.0/24, got {network!r}"
+            ) from None
     if config.request.deadline_s > config.request.deadline_max_s:
         raise ConfigError(
             f"{file}: `request.deadline_s` must be at most `request.deadline_max_s`, "

@@ -65,6 +65,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function", "function": {}}]}, "tools[0].function"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": "x"}, *MESSAGES]}, "messages[0].tool_calls"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    (
+        CHAT,
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}}],
+                }
+            ]
+        },
+        "messages[0].content[0].image_url.url",
+    ),
     (CHAT, {"n_cmpl": 2}, "n"),
     (CHAT, {"n_predict": 10**9}, "max_tokens"),
     (CHAT, {"n_probs": 10_000}, "n_probs"),

@@ -137,6 +137,13 @@ def test_constraints_under_every_name_are_bounded(name: str, value: Any, param: 
     assert param_of(**{name: value}) == param
 
 
+def test_other_endpoints_than_chat_are_checked_too() -> None:
+    for value in (5, [], "x"):
+        with pytest.raises(InvalidRequest) as refused:
+            schemas.check_constraints({"response_format": value})
+        assert refused.value.param == "response_format"
+
+
 def test_constraints_that_say_nothing_pass() -> None:
     names = sorted(schemas.CONSTRAINING_FIELDS)
     assert parse(**dict.fromkeys(names)).constraint_pieces == 0

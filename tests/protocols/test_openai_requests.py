@@ -70,7 +70,7 @@ def test_prompt_bytes_are_those_of_the_text(text: str) -> None:
     expected = len(text.encode())
     assert parse(COMPLETIONS, prompt=text).prompt_bytes == expected
     assert parse(COMPLETIONS, prompt=[text, "a"]).prompt_bytes == expected + 1
-    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "x"}}]
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "http://x/"}}]
     messages = [
         {"role": "system", "content": text},
         {"role": "user", "content": parts},

@@ -1,6 +1,7 @@
 """The data plane of one process, put together: the gateway with all that it owns, and the keys that it goes by."""
 
 import asyncio
+import ipaddress
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.app.report import LoadReport, PlaneReport
-from headrace.config import Config, IdempotencyConfig, RequestConfig
+from headrace.config import Config, IdempotencyConfig, MediaConfig, RequestConfig
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, leaves
@@ -22,9 +23,11 @@ from headrace.gateway.bodies import BodyReader
 from headrace.gateway.certificate import CertificateFiles, ServedCertificate
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.idempotency import Idempotency, KeptAnswer
+from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.leased_dispatch import LeasedDispatch
 from headrace.gateway.listener import Listener, Room, open_sockets
+from headrace.gateway.media import MediaFetcher, MediaRules
 from headrace.gateway.server import Gateway, PortLimits
 from headrace.gateway.upstream import RetryRules, Upstream
 from headrace.gateway.usage import RecordSink, UsageCloser
@@ -233,7 +236,7 @@ class DataPlane:
         metrics.connections.labels().set(report.connections)
         metrics.tasks.labels().set(len(asyncio.all_tasks()))
         metrics.streams_open.labels().set(self._gateway.streams_open)
-        metrics.bodies_reading.labels().set(self._gateway.bodies_reading)
+        metrics.bodies_reading.labels().set(self._gateway.intake.bodies_reading)
         if self._certificate is not None:
             metrics.tls_expiry_days.labels().set(self._certificate.days_left)
         metrics.websockets.labels().set(self._gateway.websocket_count)
@@ -319,7 +322,7 @@ def build_gateway(
             chance=chance,
         ),
         usage=UsageCloser(records, metrics, log, clock=clock),
-        bodies=BodyReader(clock=clock),
+        intake=Intake(BodyReader(clock=clock), MediaFetcher(_media_rules(config.media), clock=clock)),
         idempotency=Idempotency(_answers_kept(config.idempotency), metrics=metrics, clock=clock),
         limits=PortLimits(
             connections_max=config.server.connections_max,
@@ -409,6 +412,16 @@ def _build_dispatch(
         queue_wait_max_s=admission.queue_wait_max_s,
         on_circuit=circuit_changed,
         clock=clock,
+
+
+def _media_rules(config: MediaConfig) -> MediaRules:
+    return MediaRules(
+        may_fetch=config.urls == "fetch",
+        bytes_max=config.bytes_max,
+        time_s=config.time_s,
+        redirects_max=config.redirects_max,
+        fetches_max=config.fetches_max,
+        networks=tuple(map(ipaddress.ip_network, config.networks)),
     )
 
 

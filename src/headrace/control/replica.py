@@ -146,6 +146,7 @@ class EngineReplica:
             context_tokens=self._context_tokens,
             vocabulary_tokens=self._vocabulary_tokens,
             constraint_pieces_max=CONSTRAINT_PIECES_MAX,
+            takes_media=False,  # that takes a projector beside the weights; without one llama.cpp answers 500
             choices_max=1,  # llama.cpp spreads several choices over slots of its own choosing, past our partition
             created_s=self._created_s,
             retry_after_s=self._cold_start.total_s if self._cold_start else DEFAULT_RETRY_AFTER_S,

@@ -89,6 +89,7 @@ class Deployment:
         vocabulary_tokens: Token ids are below this; 0 when unknown.
         constraint_pieces_max: How much may constrain one answer: properties and values in schemas, alternatives in
             grammars. An engine that builds its grammars where it generates holds up every stream while it does.
+        takes_media: Whether messages may hold more than text.
         choices_max: Largest `n` that one request may ask for.
         retry_after_s: How long a caller should wait while nothing is ready: the measured cold start where known.
     """
@@ -101,6 +102,7 @@ class Deployment:
     context_tokens: int = 0
     vocabulary_tokens: int = 0
     constraint_pieces_max: int = 10_000
+    takes_media: bool = True
     choices_max: int = 8
     created_s: int = 0
     owner: str = "headrace"

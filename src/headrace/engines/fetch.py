@@ -38,18 +38,24 @@ async def fetch(
     body: bytes = b"",
     timeout_s: float,
     body_bytes_max: int,
+    address: str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Response:
     """Sends one request and reads its whole answer within `timeout_s`, name resolution and connecting included.
 
+    With `address` that is where it connects, and `host` is only what it says there; nothing is resolved.
+
     Raises UpstreamError; its reason is `upstream_unreachable` (no connection), `upstream_stalled` (no complete answer
     in time), `upstream_lost` (the connection ended inside it) or `upstream_garbage` (not HTTP, or too large).
     """
-    request = _request_bytes(host, port, method, path, headers=headers, body=body)
+    authority = f"[{host}]" if ":" in host else host
+    if port != (443 if tls else 80):
+        authority += f":{port}"
+    request = _request_bytes(authority, method, path, headers=headers, body=body)
     is_connected = False
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await _connect(host, port, tls)
+            reader, writer = await _connect(address or host, port, tls, name=host)
             is_connected = True
             return await _exchange(reader, writer, request, body_bytes_max=body_bytes_max)
     except TimeoutError as error:
@@ -59,11 +65,11 @@ async def fetch(
 
 
 async def _connect(
-    host: str, port: int, tls: ssl.SSLContext | None
+    host: str, port: int, tls: ssl.SSLContext | None, *, name: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
         return await asyncio.open_connection(
-            host, port, limit=READ_BYTES, ssl=tls, server_hostname=host if tls else None
+            host, port, limit=READ_BYTES, ssl=tls, server_hostname=name if tls else None
         )
     except OSError as error:
         # A TimeoutError of the kernel is an OSError too; our own deadline arrives as a cancellation.
@@ -92,9 +98,8 @@ async def _exchange(
 
 
 def _request_bytes(
-    host: str, port: int, method: str, path: str, *, headers: Iterable[tuple[str, str]], body: bytes
+    authority: str, method: str, path: str, *, headers: Iterable[tuple[str, str]], body: bytes
 ) -> bytes:
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lines = [f"{method} {path} HTTP/1.1", f"Host: {authority}", "Connection: close"]
     if body:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]

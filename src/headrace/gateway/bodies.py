@@ -63,7 +63,9 @@ class BodyReader:
         self._current: _Job | None = None
         self._bytes = 0
         self._child: _ChildConnection | None = None
-        self._is_starting = False
+        self._has_child = (
+            False  # from its start until its end is settled; `_child` only while it can be asked
+        )
         self._process: asyncio.subprocess.Process | None = None
         self._patience: asyncio.TimerHandle | None = None
 
@@ -122,9 +124,9 @@ class BodyReader:
             # A child that hangs would let everyone behind it wait in vain.
             self._patience = asyncio.get_running_loop().call_later(self._wait_s_max, self._kill_child)
             self._child.ask(job.endpoint, job.body)
-        elif not self._is_starting:
+        elif not self._has_child:
             assert self._tasks is not None, "requests come after `open`"
-            self._is_starting = True
+            self._has_child = True
             self._tasks.create_task(self._keep_child())
 
     async def _keep_child(self) -> None:
@@ -141,14 +143,14 @@ class BodyReader:
                 )
             except OSError:  # no process to be had
                 ours.close()
-                self._is_starting = False
+                self._has_child = False
                 while self._waiting:
                     self._finish(self._waiting[0], _no_reader())
                 return
         loop = asyncio.get_running_loop()
         transport, child = await loop.create_unix_connection(lambda: _ChildConnection(self), sock=ours)
         try:
-            self._child, self._process, self._is_starting = child, process, False
+            self._child, self._process = child, process
             self._advance()
             status = await process.wait()
         finally:
@@ -172,12 +174,12 @@ class BodyReader:
         return job
 
     def _ended(self, status: int) -> None:
+        self._has_child = False
         job = self._take_current()
         if job is not None:
             if status == 0 and not job.parsed.done():
-                self._waiting.appendleft(
-                    job
-                )  # it ended for being idle as the job came; the next child gets it
+                # It ended for being idle as the job came: the next child gets it.
+                self._waiting.appendleft(job)
             else:
                 self._finish(job, _why_unread(status))
         self._advance()
@@ -192,6 +194,11 @@ class BodyReader:
             job.parsed.set_result(result)
 
     # Called by the connection to the child.
+
+    def child_lost(self, child: "_ChildConnection") -> None:
+        """It has ended: what comes now waits for the next one."""
+        if self._child is child:
+            self._child = None
 
     def answered(self, description: bytearray, canonical: bytearray) -> None:
         """The child has read its current job."""
@@ -242,6 +249,7 @@ class _ChildConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._reader.child_lost(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self._awaited)[self._filled :]

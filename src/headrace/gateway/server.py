@@ -3,7 +3,7 @@
 import asyncio
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.core.chance import Chance
@@ -23,12 +23,12 @@ from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
-from headrace.gateway.bodies import BodyReader
 from headrace.gateway.call import Call
 from headrace.gateway.connection import ClientConnection, HttpCall, PortConnection, Screened
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Dispatch, priority_asked
 from headrace.gateway.idempotency import KEY_HEADER, Idempotency, RecordedCall
+from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
 from headrace.gateway.routes import (
@@ -77,7 +77,7 @@ class Gateway:
         dispatch: Dispatch,
         upstream: Upstream,
         usage: UsageCloser,
-        bodies: BodyReader,
+        intake: Intake,
         idempotency: Idempotency,
         limits: PortLimits,
         outbox: Outbox,
@@ -98,7 +98,7 @@ class Gateway:
         self.idle_timeout_s = limits.idle_timeout_s
         self.write_stall_limit_s = limits.write_stall_limit_s
         self.body_bytes_per_s_min = limits.body_bytes_per_s_min
-        self._bodies = bodies
+        self.intake = intake
         self._idempotency = idempotency
         self._limits = limits
         self._accepts_work = accepts_work
@@ -140,9 +140,14 @@ class Gateway:
         """The walk. Authentication came before the body (`screen`); what is raised before the account opens is a refusal."""
         self._require_open()
         if strict_json.is_heavy(call.body):
-            parsed = await self._read_elsewhere(call, endpoint)
+            parsed = await self._prepare(
+                call, self.intake.parse(endpoint, call.body, deadline_s=self._deadline_s(call))
+            )
         else:
             parsed = openai.parse_body(endpoint, call.body)
+        if parsed.remote_media:
+            openai.check_against(self.dispatch.deployment(parsed.model), parsed)
+            parsed = await self._prepare(call, self.intake.inline(parsed, deadline_s=self._deadline_s(call)))
         request, deployment = self._parse(call, endpoint, parsed)
         recorded: RecordedCall | None = None
         if request.is_keyed:
@@ -216,11 +221,12 @@ class Gateway:
         if self.in_progress >= self._work_max:  # many bodies may have been on their way when there was room
             raise self._work_refusal()
 
-    async def _read_elsewhere(self, call: Call, endpoint: Endpoint) -> openai.ParsedBody:
-        """A body that would hold the event loop is parsed in another process; who leaves meanwhile takes nothing along."""
-        self.in_progress += 1  # or a drain would not wait for it
+    async def _prepare(self, call: Call, parsing: Awaitable[openai.ParsedBody]) -> openai.ParsedBody:
+        """A wait before there is an account: for the parser, for media. The request counts as in progress, or a drain would not
+        wait for it."""
+        self.in_progress += 1
         try:
-            parsed = await self._bodies.parse(endpoint, call.body, deadline_s=self._deadline_s(call))
+            parsed = await parsing
         except BaseException as error:
             self._end_one()
             if isinstance(error, asyncio.CancelledError) and not call.is_gone:
@@ -406,10 +412,6 @@ class Gateway:
         return not self._is_draining and self._accepts_work() and any(True for _ in self.dispatch.loads())
 
     @property
-    def bodies_reading(self) -> int:
-        return self._bodies.count
-
-    @property
     def connection_count(self) -> int:
         return len(self._connections)
 
@@ -430,7 +432,7 @@ class Gateway:
         """
         async with asyncio.TaskGroup() as tasks:
             self.upstream.open(tasks)
-            self._bodies.open(tasks)
+            self.intake.open(tasks)
             try:
                 await port.open(lambda: ClientConnection(self), count=lambda: len(self._connections))
                 opened(port.number)

@@ -11,7 +11,7 @@ from msgspec import Meta
 from headrace.core.errors import HeadraceError, InvalidRequest, Unauthenticated
 from headrace.core.fleet import Deployment
 from headrace.core.request import Endpoint
-from headrace.protocols import schemas, strict_json
+from headrace.protocols import media, schemas, strict_json
 
 OUTPUT_TOKENS_MAX = 1_048_576  # where a deployment's context is unknown: more is a mistake, not a wish
 VOCABULARY_TOKENS_MAX = 524_288  # where a deployment's vocabulary is unknown: twice the largest in use
@@ -141,6 +141,8 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
         choices: Answers asked for: `n` times the number of prompts.
         constraint_pieces: Size of what constrains the answer: schemas, grammars, patterns.
         token_id_max: The largest token id that the caller names, in the field `token_param`; -1 if none.
+        media_at: Where the first part stands that is more than text, or "".
+        remote_media: URLs that someone must fetch, with their places in `canonical`.
     """
 
     model: str
@@ -154,6 +156,8 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     constraint_pieces: int
     token_id_max: int = -1
     token_param: str = ""
+    media_at: str = ""
+    remote_media: tuple[media.RemoteMedia, ...] = ()
 
 
 _FIELDS: dict[Endpoint, type[ChatFields] | type[CompletionFields] | type[EmbeddingFields]] = {
@@ -178,7 +182,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     del fields["model"]
     fields.pop(SALT, None)
     if isinstance(checked, EmbeddingFields):
-        return _parsed_embedding(checked, fields)
+        return _parsed_embedding(checked, fields, body)
     wire_fields: dict[str, Any] = {}
     if not _WIRE_NAMES.isdisjoint(fields):
         wire_fields = {name: fields.pop(name) for name in WIRE_FIELDS if name in fields}
@@ -203,9 +207,10 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
             f"stream_options: more than {STREAM_OPTIONS_BYTES_MAX} bytes", param="stream_options"
         )
     is_free = schemas.CONSTRAINING_FIELDS.isdisjoint(fields)
+    canonical, media_at, remote_media = _canonical(fields, body)
     return ParsedBody(
         checked.model,
-        strict_json.canonical(fields)[1:],
+        canonical,
         wire_fields,
         bool(checked.stream),
         options is not None and bool(options.include_usage),
@@ -215,15 +220,28 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
         0 if is_free else schemas.check_constraints(fields),
         token_id_max,
         token_param,
+        media_at,
+        remote_media,
     )
 
 
-def _parsed_embedding(checked: EmbeddingFields, fields: dict[str, Any]) -> ParsedBody:
+def _canonical(fields: dict[str, Any], body: bytes) -> tuple[bytes, str, tuple[media.RemoteMedia, ...]]:
+    """What ParsedBody says of `canonical` and of media. Some engines read `messages` on every endpoint."""
+    messages = fields.get("messages")
+    if messages is None or not media.may_hold(messages):
+        return strict_json.canonical(fields)[1:], "", ()
+    media_at, remote = media.pick_out(messages, body=body)
+    canonical = strict_json.canonical(fields)[1:]
+    return canonical, media_at, media.locate(remote, canonical, body=body)
+
+
+def _parsed_embedding(checked: EmbeddingFields, fields: dict[str, Any], body: bytes) -> ParsedBody:
     prompt_bytes = _embedding_bytes(checked.input)
+    canonical, media_at, remote_media = _canonical(fields, body)
     token_id_max = -1 if isinstance(checked.input, str) else _token_id_max(checked.input, field="input")
     return ParsedBody(
         checked.model,
-        strict_json.canonical(fields)[1:],
+        canonical,
         {},
         False,
         False,
@@ -233,6 +251,8 @@ def _parsed_embedding(checked: EmbeddingFields, fields: dict[str, Any]) -> Parse
         0,
         token_id_max,
         "input",
+        media_at,
+        remote_media,
     )
 
 
@@ -248,6 +268,8 @@ def check_against(deployment: Deployment, parsed: ParsedBody) -> None:
             f"n asks for {parsed.choices} answers; this model gives at most {deployment.choices_max}",
             param="n",
         )
+    if parsed.media_at and not deployment.takes_media:
+        raise InvalidRequest(f"{parsed.media_at}: this model takes text only", param=parsed.media_at)
     if parsed.constraint_pieces > deployment.constraint_pieces_max:
         raise InvalidRequest(
             f"the schemas, grammars and patterns that constrain the answer have {parsed.constraint_pieces} pieces; "
