@@ -412,6 +412,7 @@ def _build_dispatch(
         queue_wait_max_s=admission.queue_wait_max_s,
         on_circuit=circuit_changed,
         clock=clock,
+    )
 
 
 def _media_rules(config: MediaConfig) -> MediaRules:
