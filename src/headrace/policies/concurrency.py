@@ -45,15 +45,17 @@ class ConcurrencyLimit:
 
     def observe(
         self, ttft_s: float, *, prompt_bytes: int, in_flight: int, started_s: float, now_s: float
-    ) -> None:
+    ) -> bool:
         """A request has ended. Those that were sent under another limit say nothing of this one.
 
         Args:
             ttft_s: From sending the request to the first token of a streamed answer.
             in_flight: Requests on the replica with this one.
+
+        Returns whether the limit has changed.
         """
         if started_s < self._changed_s:
-            return
+            return False
         size = min(_SIZES - 1, prompt_bytes.bit_length())
         best_s = self._best_s[size]
         if ttft_s < best_s:
@@ -63,10 +65,9 @@ class ConcurrencyLimit:
         self._seen += 1
         if in_flight >= self.value:
             self._was_reached = True
-        if self._seen >= WINDOW_MIN and self._seen >= self.value:
-            self._judge(now_s)
+        return self._seen >= WINDOW_MIN and self._seen >= self.value and self._judge(now_s)
 
-    def _judge(self, now_s: float) -> None:
+    def _judge(self, now_s: float) -> bool:
         before = self.value
         if 2 * self._late > self._seen:
             self.value = max(1, int(before * DECREASE))
@@ -77,3 +78,4 @@ class ConcurrencyLimit:
         self._best_s = [best_s * FORGET for best_s in self._best_s]
         self._seen = self._late = 0
         self._was_reached = False
+        return self.value != before

@@ -183,8 +183,18 @@ class Dispatcher:
         load = ticket.load
         assert load is not None, "only a running ticket has a slot to give back"
         ticket.load = None
-        if ttft_s is not None:
-            load.observe(ttft_s, ticket, now_s=now_s)
+        if (
+            ttft_s is not None
+            and (limit := load.limit) is not None
+            and limit.observe(
+                ttft_s,
+                prompt_bytes=ticket.prompt_bytes,
+                in_flight=load.outstanding,
+                started_s=ticket.started_s,
+                now_s=now_s,
+            )
+        ):
+            load.set_slots()
         load.outstanding -= 1
         if not load.outstanding:
             self._retired.pop((ticket.model, load.key), None)

@@ -133,21 +133,6 @@ class ReplicaLoad:
         """Takes over what has changed of the slots, the lease or the limit."""
         self.slots = self.slots_max if self.limit is None else min(self.slots_max, self.limit.value)
 
-    def observe(self, ttft_s: float, ticket: Ticket, *, now_s: float) -> None:
-        """A first token that it sent came after this time."""
-        if self.limit is None:
-            return
-        before = self.limit.value
-        self.limit.observe(
-            ttft_s,
-            prompt_bytes=ticket.prompt_bytes,
-            in_flight=self.outstanding,
-            started_s=ticket.started_s,
-            now_s=now_s,
-        )
-        if self.limit.value != before:
-            self.set_slots()
-
 
 @dataclass(frozen=True, slots=True)
 class Start:
