@@ -43,25 +43,25 @@ class Upstream:
             port = parts.port
             host = (parts.hostname or "").encode("idna").decode("ascii")
         except ValueError as error:  # also what is no host name
-            raise ConfigError(f"upstream {self.url!r}: {error}; {accepted}") from error
+            raise ConfigError(f"upstream {_shown(self.url)!r}: {error}; {accepted}") from error
         is_secure = parts.scheme == "https"
         if parts.username is not None:
             raise ConfigError(
                 "upstream: a URL must not hold credentials; give the key by reference (api_key)"
             )
         if self.ca_file and not is_secure:
-            raise ConfigError(f"upstream {self.url!r}: ca_file is for https:// alone")
+            raise ConfigError(f"upstream {_shown(self.url)!r}: ca_file is for https:// alone")
         is_http = parts.scheme in ("http", "https")
         is_base = is_http and host and port != 0 and not parts.query and not parts.fragment
         if not is_base or not _PATH.fullmatch(parts.path):
-            raise ConfigError(f"upstream {self.url!r} is not a base URL; {accepted}")
+            raise ConfigError(f"upstream {_shown(self.url)!r} is not a base URL; {accepted}")
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return probes.Address(
             host,
             port or (443 if is_secure else 80),
             path_prefix=prefix,
             authorization=self.authorization,
-            tls=tls.client_context(self.ca_file, key=f"upstream {self.url!r}: ca_file")
+            tls=tls.client_context(self.ca_file, key=f"upstream {_shown(self.url)!r}: ca_file")
             if is_secure
             else None,
         )
@@ -221,6 +221,14 @@ class UpstreamWatch:
             created_s=model.created_s,
             owner=model.owned_by or "upstream",
         )
+
+
+_SECRET_PARTS = re.compile(r"//[^/?#]*@|[?#].*", re.DOTALL)
+
+
+def _shown(url: str) -> str:
+    """A URL as it may be told to people: keys are passed in queries, and passwords before an `@`."""
+    return _SECRET_PARTS.sub(lambda part: "//...@" if part[0].startswith("//") else part[0][0] + "...", url)
 
 
 def _traits(model: probes.OfferedModel) -> tuple[str, str, int, int]:
