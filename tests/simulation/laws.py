@@ -289,7 +289,7 @@ class Laws:
         """Everything is zero, and every request ended once and as its record says."""
         gateway = self._gateway
         self._history.require(
-            gateway.in_progress == gateway.streams_open == gateway.dispatch.waiting == 0, "work is left"
+            gateway.in_progress == len(gateway.streams) == gateway.dispatch.waiting == 0, "work is left"
         )
         self._history.require(
             gateway.connection_count == 0, f"{gateway.connection_count} connections are left"

@@ -235,7 +235,7 @@ class DataPlane:
         metrics, report = self._metrics, self.report()
         metrics.connections.labels().set(report.connections)
         metrics.tasks.labels().set(len(asyncio.all_tasks()))
-        metrics.streams_open.labels().set(self._gateway.streams_open)
+        metrics.streams_open.labels().set(len(self._gateway.streams))
         metrics.bodies_reading.labels().set(self._gateway.intake.bodies_reading)
         if self._certificate is not None:
             metrics.tls_expiry_days.labels().set(self._certificate.days_left)

@@ -118,7 +118,8 @@ class Gateway:
         self._routes = RouteTable(body_bytes_max=limits.body_bytes_max)
         self.ticked_s = clock.now_s()
         self.in_progress = 0
-        self.streams_open = 0
+        self.streams: set[Delivery] = set()
+        self._heartbeat_s = limits.heartbeat_s - TICK_S  # the tick that follows must not be too late
 
     async def handle(self, call: Call) -> None:
         """One request, start to end. Never raises but CancelledError, when the caller leaves."""
@@ -161,12 +162,13 @@ class Gateway:
             request,
             deployment,
             clock=self.clock,
-            heartbeat_s=self._limits.heartbeat_s,
+            heartbeat_s=self._heartbeat_s,
             headers=self._answer_headers,
         )
         slot = self.dispatch.slot(request)
         self.in_progress += 1
-        self.streams_open += request.is_streaming
+        if request.is_streaming:
+            self.streams.add(delivery)
         try:
             with slot:  # limits, admission, balancing
                 if not slot.is_held:
@@ -183,7 +185,8 @@ class Gateway:
             if not delivery.is_over:
                 delivery.fail(InternalError("a fault of ours; report it with the request id"))
         finally:
-            self._end(request)
+            self.streams.discard(delivery)
+            self._end_one()
             account.queue_wait_s = slot.ticket.waited_s
             self.usage.close(account, delivery)
             if recorded is not None:
@@ -192,10 +195,6 @@ class Gateway:
     def _report(self, bug: Exception, call: Call) -> None:
         self._metrics.internal_errors.labels("request").add()
         self._log.internal_error(bug, where="request", request_id=call.request_id)
-
-    def _end(self, request: InferenceRequest) -> None:
-        self.streams_open -= request.is_streaming
-        self._end_one()
 
     def _end_one(self) -> None:
         self.in_progress -= 1
@@ -479,6 +478,8 @@ class Gateway:
             ):
                 self._give_up(self._ladder, now_s)
             port.tick(now_s)
+            for delivery in list(self.streams):
+                delivery.beat(now_s)
             self.upstream.tick(now_s)
             self.dispatch.wake()
             self._log.tick()
