@@ -191,6 +191,11 @@ class HttpCall:
         )
 
     def write(self, events: list[bytes]) -> None:
+        if len(events) == 1 and self._is_chunked:
+            (event,) = events
+            if b"\n" not in event:  # as below, in one step, because most writes are this one
+                self._connection.write(b"%x\r\ndata: %b\n\n\r\n" % (len(event) + 8, event))
+                return
         data = b"".join(map(sse.encode, events))
         self._connection.write(http1.chunk(data) if self._is_chunked else data)
 

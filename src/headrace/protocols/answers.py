@@ -155,6 +155,8 @@ class StreamedAnswer:
             chunk = _decode_chunk(payload)
         except NOT_JSON as error:
             raise BadAnswer("an event is not a chunk of an answer") from error
+        if len(chunk.choices) == 1 and self._is_plain(chunk, chunk.choices[0]):
+            return payload
         if chunk.error is not None:
             self.fault = fault_of(chunk.error, status=500)
             return None
@@ -192,6 +194,29 @@ class StreamedAnswer:
         except NOT_JSON as error:
             raise BadAnswer("an event holds what is not JSON") from error
         return payload
+
+    def _is_plain(self, chunk: _Chunk, choice: _Choice) -> bool:
+        """Whether this is no more than another piece of text, as most events are; counts it then."""
+        delta = choice.delta
+        if (
+            delta is None
+            or choice.finish_reason is not None
+            or chunk.usage is not None
+            or chunk.timings is not None
+            or chunk.error is not None
+            or delta.reasoning_content is not None
+            or delta.reasoning is not None
+            or delta.tool_calls is not None
+            or delta.refusal is not None
+            or choice.text is not None
+            or choice.index not in self._finished
+        ):
+            return False
+        text = delta.content
+        if not text:
+            return False
+        self.content_bytes += len(text) if text.isascii() else len(text.encode())
+        return True
 
     def usage(self, *, prompt_bytes: int) -> TokenUsage:
         """The counts so far, for an attempt that a replica worked on."""
