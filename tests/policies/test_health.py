@@ -161,6 +161,15 @@ def test_a_sign_of_life_forgives_all_silence_before_it() -> None:
             assert end(health, AttemptOutcome.COMPLETED, now_s + 9.0) is None
 
 
+def test_what_was_said_before_the_last_sign_of_life_is_no_newer_one() -> None:
+    """The watch tells of every stream; of several the last counts, in whatever order they are told."""
+    health = ReplicaHealth(RULES)
+    health.asked(now_s=1.0)
+    health.heard(heard_s=9.0)
+    health.heard(heard_s=4.0)
+    assert health.silence_s(10.0) == 1.0
+
+
 def test_one_stream_that_stalls_among_others_is_one_failure_and_alone_it_is_a_replica_that_hangs() -> None:
     """T2, T27: at the stall limit of the first stream, not of the third."""
     health = ReplicaHealth(RULES)

@@ -110,3 +110,12 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_requests_in_progress_are_never_forgotten_for_room() -> None:
+    """There are no more of them than requests in progress, which others bound."""
+    kept = table()
+    for number in range(2 * KEYS_MAX):
+        assert kept.begin(ACME, b"%d" % number, digest=b"1", now_s=0.0) is Known.NEW
+    for number in range(2 * KEYS_MAX):
+        assert kept.begin(ACME, b"%d" % number, digest=b"1", now_s=0.0) is Known.RUNNING
