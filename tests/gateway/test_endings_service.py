@@ -98,6 +98,24 @@ def test_what_ends_in_the_queue_ends_as_the_table_says(narrow: Rig, row: Row, wa
     narrow.wait_until_idle()
 
 
+DISPLACED = (Reason.DISPLACED, UNSTARTED)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=case_name)
+def test_who_loses_its_place_in_the_queue_ends_as_the_table_says(narrow: Rig, way: Way) -> None:
+    """The queue is full, and what comes goes before the one that said it could wait."""
+    headers = f"{way.headers}x-headrace-priority: low\r\n"
+    with (
+        held(narrow, waiting=QUEUE_MAX - 1),
+        books(narrow, DISPLACED) as before,
+        narrow.open(stream=way.stream, headers=headers) as connection,
+    ):
+        wait_until(lambda: narrow.provider.metric("headrace_queue_length") == QUEUE_MAX, what="a full queue")
+        with narrow.open():
+            check(before, DISPLACED, way, Seen(read_to_end(connection, way)))
+    narrow.wait_until_idle()
+
+
 # --- a slow reader ---
 
 SLOW_READER = (Reason.SLOW_READER, ANSWERING)
@@ -312,7 +330,9 @@ def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
 COVERED = {
     *test_endings.COVERED,
     *cases(QUEUED),
-    *cases([SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, PRESSED, NO_REPLICA, NO_LEDGER, RESTING]),
+    *cases(
+        [DISPLACED, SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, PRESSED, NO_REPLICA, NO_LEDGER, RESTING]
+    ),
 }
 
 
