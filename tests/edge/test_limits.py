@@ -13,7 +13,7 @@ from headrace.core.clock import ManualClock
 from headrace.core.errors import ConcurrencyLimited, RateLimited
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.tenant import Principal, TenantLimits
-from headrace.policies.limits import TenantLimiter
+from headrace.policies.limits import ROUNDING_S, TenantLimiter
 from tests.edge.conftest import Edge, running_edge
 from tests.support.provider import wait_until
 
@@ -62,7 +62,7 @@ def test_who_waits_as_told_is_admitted(per_minute: int, burst: int, pauses: list
                 wait_s = refused.retry_after_s
         assert 0 < wait_s <= 60 / per_minute + 1e-5
         with pytest.raises(RateLimited):
-            limiter.take(who, now_s=clock.now_s() + wait_s * 0.9)
+            limiter.take(who, now_s=clock.now_s() + (wait_s - ROUNDING_S) * 0.9)
         clock.advance(wait_s)
         limiter.take(who, now_s=clock.now_s())
 
