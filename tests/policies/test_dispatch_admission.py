@@ -254,3 +254,19 @@ def test_no_replica_is_idle_while_work_waits_that_it_could_do(queues: list[int],
             running += [action.ticket for action in actions]
         idle = [load.key for _, load in one.loads() if load.outstanding < load.slots]
         assert not idle or not one.queue_length("chat")
+
+
+def test_the_places_of_one_queue_and_the_load_of_one_replica_are_found_by_name() -> None:
+    one = dispatcher(replica("a"), queue_length_max=0)
+    key = (ReplicaId("a"), 0)
+    running = ticket()
+    come(one, running, now_s=0.0)
+    one.set_queue_length_max("chat", 1)
+    one.set_queue_length_max("nothing", 1)
+    assert not come(one, ticket(), now_s=0.0)
+    load = one.load("chat", key)
+    assert load is running.load
+    assert one.load("chat", (ReplicaId("b"), 0)) is None
+    assert one.load("nothing", key) is None
+    one.publish(fleet(), now_s=1.0)
+    assert one.load("chat", key) is load, "it has left the fleet, and still works"
