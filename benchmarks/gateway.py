@@ -131,7 +131,8 @@ class Gateway:
 
     def _start_peer(self, peer: Peer, groups: dict[str, list[int]], key: str) -> Contender:
         """A process of it for each group of servers, because most of them know one pool only."""
-        targets, pids = {}, []
+        targets: dict[str, Target] = {}
+        pids: list[int] = []
         for model in dict.fromkeys(MODELS[load] for load in self._loads if load in peer.loads):
             port, running = peer.start(peer, self._rig, model, groups[model], self.proxy_core, key)
             targets[model] = Target(port, model, key)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -189,19 +190,20 @@ def test_workers_killed_in_a_loop_under_load_leak_nothing() -> None:
             while not stop.is_set():
                 answers[ask(running, key)] += 1
 
+        def has_come(count: int) -> bool:
+            return answers[200] >= count
+
+        def ready_worker(first: int) -> dict[str, Any] | None:
+            return next((row for row in workers_of(running)[first:] if row["state"] == "ready"), None)
+
         with ThreadPoolExecutor(12) as pool:
             for number in range(12):
                 pool.submit(keep_asking, number)
             counted = 0.0
             for kill in range(12):
                 before = answers[200]
-                wait_until(lambda before=before: answers[200] > before + 20, limit_s=60, what="answers")
-                victim = wait_until(
-                    lambda kill=kill: next(
-                        (r for r in workers_of(running)[kill % WORKERS :] if r["state"] == "ready"), None
-                    ),
-                    what="a worker to kill",
-                )
+                wait_until(partial(has_come, before + 21), limit_s=60, what="answers")
+                victim = wait_until(partial(ready_worker, kill % WORKERS), what="a worker to kill")
                 os.kill(victim["pid"], signal.SIGKILL)
                 now = running.metric("headrace_requests_total", outcome="delivered")
                 assert now >= counted, "a counter went down"

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,10 @@ class Shell:
         printed = self._capture.readouterr()
         return status, printed.out, printed.err
 
-    def json(self, line: str) -> list[dict[str, object]]:
+    def json(self, line: str) -> list[dict[str, Any]]:
         status, out, _ = self.run(f"{line} --json")
         assert status == 0
-        value: list[dict[str, object]] = json.loads(out)
+        value: list[dict[str, Any]] = json.loads(out)
         return value
 
 

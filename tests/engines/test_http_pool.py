@@ -1,7 +1,7 @@
 """The pool of connections to one replica, under any order of questions, answers, closes and departures."""
 
 import asyncio
-from typing import cast
+from typing import ClassVar, cast
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -61,6 +61,8 @@ class Server(asyncio.Protocol):
 
 class Sink:
     """Whoever asked. It hears of its end once, and nothing after it, or after it went away."""
+
+    is_streamed: ClassVar[bool] = False
 
     def __init__(self, connection: UpstreamConnection) -> None:
         self.connection = connection

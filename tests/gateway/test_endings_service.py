@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_who_loses_its_place_in_the_queue_ends_as_the_table_says(narrow: Rig, wa
 
 SLOW_READER = (Reason.SLOW_READER, ANSWERING)
 EVENTS = 20_000
-LONG = {"logprobs": True, "top_logprobs": 5}
+LONG: dict[str, Any] = {"logprobs": True, "top_logprobs": 5}
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +185,7 @@ def test_a_service_that_stops_ends_every_request_as_the_table_says() -> None:
                 check(before, DRAINING, way, Seen(answer), has_account=False, closes=True)
         answers = [(row, way, read_answer(c, data=begun)) for row, way, c, begun in opened]
         assert one.provider.process.wait(30) == 0
-        records = {record.request_id: record for record in one.records()}
+        records = {str(record.request_id): record for record in one.records()}
         assert len(records) == slots
         for row, way, answer in answers:
             ending = ENDINGS[row]

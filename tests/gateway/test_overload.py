@@ -108,7 +108,7 @@ def test_what_could_not_begin_before_its_deadline_never_reaches_the_engine() -> 
             )
             executed = {execution["id"] for execution in narrow.engine.executions()}
             late = {one.id for one in history.answers if one.status == 504}
-            records = {record.request_id: record for record in narrow.new_records(known, 1)}
+            records = {str(record.request_id): record for record in narrow.new_records(known, 1)}
             assert history.answers
             for request_id in late & set(records):
                 began = records[request_id].attempts > 0

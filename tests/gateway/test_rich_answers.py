@@ -242,7 +242,7 @@ def test_what_was_cached_is_told_to_nobody_in_any_spelling(
         **spelling,
         "usage": {"prompt_tokens": 7, "completion_tokens": 1, **spelling.get("usage", {})},
     }
-    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     status, _, body = plain.chat(key, model=MODEL, **options)
     server.more = {}
     assert status == 200

@@ -331,11 +331,11 @@ def test_a_newcomer_does_not_pass_those_whom_the_end_of_an_ejection_lets_in() ->
     failing, holder = ticket(), ticket()
     come(one, failing, now_s=0.0)
     come(one, holder, now_s=0.0)
-    ejected = False
-    while not ejected:  # until the replica of `failing` is out, nobody else waiting
+    circuit = None
+    while circuit is None:  # until the replica of `failing` is out, nobody else waiting
         failing.tried = ()
-        ejected, _ = one.give_back(failing, AttemptOutcome.ERRED, now_s=0.0)
-        if not ejected:
+        circuit, _ = one.give_back(failing, AttemptOutcome.ERRED, now_s=0.0)
+        if circuit is None:
             failing.tried = ()
             assert one.retry(failing, now_s=0.0)
     waiting, newcomer = ticket(), ticket()

@@ -138,7 +138,8 @@ def test_constraints_under_every_name_are_bounded(name: str, value: Any, param: 
 
 
 def test_other_endpoints_than_chat_are_checked_too() -> None:
-    for value in (5, [], "x"):
+    values: tuple[Any, ...] = (5, [], "x")
+    for value in values:
         with pytest.raises(InvalidRequest) as refused:
             schemas.check_constraints({"response_format": value})
         assert refused.value.param == "response_format"

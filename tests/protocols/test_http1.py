@@ -1,5 +1,7 @@
 """Does the reader read requests the same however they are cut, and refuse the rest, within its bounds?"""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ class Sink:
         self.seen.append(body)
 
 
-def read(*pieces: bytes, body_bytes_max: int = 1000) -> list[object]:
+def read(*pieces: bytes, body_bytes_max: int = 1000) -> list[Any]:
     sink = Sink(body_bytes_max)
     reader = RequestReader(sink)
     for piece in pieces:
@@ -111,7 +113,7 @@ def test_what_it_lets_go_of_is_gone() -> None:
 
 def test_the_first_of_repeated_harmless_headers_counts() -> None:
     (head, _) = read(GET.replace(b"X-One: 1", b"X-One: 1\r\nx-one: 2"))
-    assert head[3][b"x-one"] == b"1"  # type: ignore[index]
+    assert head[3][b"x-one"] == b"1"
 
 
 @pytest.mark.parametrize(
@@ -307,11 +309,9 @@ def test_what_is_taken_as_repeated_is_what_the_reader_would_have_read(
         return
     first, second = read(request_bytes), read(data)
     assert second[1:] == [body]
-    (method, path, version, headers, keeps_alive), (*others, headers_again, keeps_alive_again) = (
-        first[0],
-        second[0],
-    )  # type: ignore[misc]
-    assert others == [method, path, version]
+    *others, headers, keeps_alive = first[0]
+    *others_again, headers_again, keeps_alive_again = second[0]
+    assert others_again == others
     assert keeps_alive_again == keeps_alive
     assert {**headers_again, b"content-length": b""} == {**headers, b"content-length": b""}
 

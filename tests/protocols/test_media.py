@@ -106,7 +106,7 @@ def test_plain_text_has_no_media() -> None:
     assert (parsed.media_at, parsed.remote_media) == ("", ())
 
 
-REFUSED: list[tuple[Any, str]] = [
+REFUSED: list[tuple[Any, str | None]] = [
     (image(data_url(png(10_000, 10_000))), "image_url.url"), (image(data_url(b"<svg/>")), "image_url.url"),
     (image(data_url(png(1, 1), content_type="image/svg+xml")), "image_url.url"), (image("data:image/png;base64,!!!!"), "image_url.url"),
     (image("data:image/png;base64,AAA"), "image_url.url"), (image("data:image/png,raw"), "image_url.url"), (image("data:,x"), "image_url.url"),

@@ -3,7 +3,6 @@
 Bugs are what nobody foresaw, so no option of the service makes one: they are put into its code from outside.
 """
 
-import sys
 from collections import Counter
 from typing import Any
 
@@ -56,4 +55,4 @@ def install() -> None:
 
 if __name__ == "__main__":
     install()
-    sys.exit(run())
+    run()
