@@ -123,7 +123,7 @@ class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IdempotencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept of requests with an Idempotency-Key, in this process.
+    """What is kept of requests with an Idempotency-Key, in memory.
 
     Attributes:
         keep_s: How long, from the arrival of the first request with the key.

@@ -22,7 +22,7 @@ from headrace.gateway.auth import Authenticator
 from headrace.gateway.bodies import BodyReader
 from headrace.gateway.certificate import CertificateFiles, ServedCertificate
 from headrace.gateway.dispatch import Dispatch
-from headrace.gateway.idempotency import Idempotency, KeptAnswer
+from headrace.gateway.idempotency import AnswerTable, Idempotency, KeptAnswer, OwnAnswers
 from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.leased_dispatch import LeasedDispatch
@@ -57,9 +57,10 @@ class Records(RecordSink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lender:
-    """The authority, for a data plane that is one of several `workers` on one port; `ask` carries questions to it."""
+    """What a data plane shares that is one of several `workers` on one port; `ask` carries questions to the authority."""
 
     ask: Callable[[Asking], None]
+    answers: AnswerTable
     workers: int
     port: int
 
@@ -323,7 +324,11 @@ def build_gateway(
         ),
         usage=UsageCloser(records, metrics, log, clock=clock),
         intake=Intake(BodyReader(clock=clock), MediaFetcher(_media_rules(config.media), clock=clock)),
-        idempotency=Idempotency(_answers_kept(config.idempotency), metrics=metrics, clock=clock),
+        idempotency=Idempotency(
+            OwnAnswers(answer_table(config.idempotency)) if lender is None else lender.answers,
+            metrics=metrics,
+            clock=clock,
+        ),
         limits=PortLimits(
             connections_max=config.server.connections_max,
             header_timeout_s=config.server.header_timeout_s,
@@ -347,7 +352,8 @@ def build_gateway(
     )
 
 
-def _answers_kept(idempotency: IdempotencyConfig) -> IdempotencyTable[KeptAnswer]:
+def answer_table(idempotency: IdempotencyConfig) -> IdempotencyTable[KeptAnswer]:
+    """An empty table with the configured bounds."""
     return IdempotencyTable(
         ttl_s=idempotency.keep_s,
         entries_max=idempotency.keys_max,

@@ -11,7 +11,7 @@ import headrace
 from headrace.app.report import PlaneReport
 from headrace.config import Config
 from headrace.core.fleet import FleetSnapshot
-from headrace.core.ids import ReplicaId
+from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.leases import (
     AskTokens,
     Deny,
@@ -24,6 +24,7 @@ from headrace.core.leases import (
     Want,
 )
 from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.gateway.idempotency import KeptAnswer
 from headrace.protocols.frames import FrameParser, FrameTooLarge, frame
 from headrace.telemetry.merging import MetricsState
 
@@ -70,6 +71,32 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag=25):
     entries: list[tuple[UsageRecord, list[ExecutionRecord]]]
 
 
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag=27):
+    """Up: may work with this Idempotency-Key be begun? The digest says what work it is."""
+
+    number: int
+    tenant: TenantId
+    key: bytes
+    digest: bytes
+
+
+class Keep(msgspec.Struct, frozen=True, array_like=True, tag=28):
+    """Up: the work begun by that question was answered; None for an answer that is too large to be kept."""
+
+    number: int
+    tenant: TenantId
+    key: bytes
+    answer: KeptAnswer | None
+
+
+class Drop(msgspec.Struct, frozen=True, array_like=True, tag=29):
+    """Up: the work begun by that question was not answered."""
+
+    number: int
+    tenant: TenantId
+    key: bytes
+
+
 class Drained(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """Up: the worker has nothing in progress any more; `cut` requests it had to cut."""
 
@@ -110,6 +137,14 @@ class LedgerBehind(msgspec.Struct, frozen=True, array_like=True, tag=43):
     is_behind: bool
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=47):
+    """Down: the answer to Begin: what was answered before, or what is `known` of the key."""
+
+    number: int
+    known: str
+    answer: KeptAnswer | None
+
+
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag=44):
     """Down: no new work; end when what is in progress has ended, or the time for it is over."""
 
@@ -118,11 +153,27 @@ class EndDrain(msgspec.Struct, frozen=True, array_like=True, tag=45):
     """Down: cut what is still in progress."""
 
 
-Up = Hello | Opened | Refused | Report | Line | Records | Drained | Want | Return | AskTokens | ReturnTokens
+Up = (
+    Hello
+    | Opened
+    | Refused
+    | Report
+    | Line
+    | Records
+    | Begin
+    | Keep
+    | Drop
+    | Drained
+    | Want
+    | Return
+    | AskTokens
+    | ReturnTokens
+)
 Down = (
     Start
     | Publish
     | Found
+    | Begun
     | AskReport
     | LedgerBehind
     | Drain

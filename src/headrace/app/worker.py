@@ -19,6 +19,7 @@ from typing import assert_never
 import uvloop
 
 from headrace.app import link as wire
+from headrace.app.answers import SharedAnswers
 from headrace.app.data_plane import DataPlane, Lender
 from headrace.app.link import Down, Link, LinkRecords
 from headrace.app.process import calm_the_collector, die_with_parent
@@ -48,6 +49,7 @@ class Worker:
         self._gone = asyncio.Event()
         self._link: Link
         self._records: LinkRecords
+        self._answers: SharedAnswers
         self._plane: DataPlane | None = None
         self._early: list[Down] = []
 
@@ -76,6 +78,10 @@ class Worker:
         """Returns how many requests were cut at the end."""
         log = Log(_LinkLines(self._link), self._clock, worker=start.worker)
         capture_strays(log)
+        kept = start.config.idempotency
+        self._answers = SharedAnswers(
+            self._link.send, answer_bytes_max=min(kept.answer_bytes_max, kept.bytes_max)
+        )
         self._plane = plane = DataPlane(
             start.config,
             Path(start.data),
@@ -84,7 +90,7 @@ class Worker:
             log=log,
             clock=self._clock,
             chance=random.Random(os.urandom(32)),
-            lender=Lender(self._link.send, workers=start.workers, port=start.port),
+            lender=Lender(self._link.send, self._answers, workers=start.workers, port=start.port),
         )
         for message in self._early:
             self._received(message)
@@ -138,6 +144,8 @@ class Worker:
                 plane.end_drain()
             case wire.Publish(snapshot):
                 plane.publish(snapshot)
+            case wire.Begun():
+                self._answers.received(message)
             case wire.Found(replica):
                 plane.found(replica)
             case Grant() | Recall() | Sated() | Deny() | Tokens():

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from headrace.app import link as wire
+from headrace.app.answers import AnswerDesk
+from headrace.app.data_plane import answer_table
 from headrace.app.link import Link, Up
 from headrace.app.report import PlaneReport
 from headrace.config import Config
@@ -110,6 +112,7 @@ class Workers:
         self._chance = chance
         self._restarts = RestartPolicy(first_s=0.1, ceiling_s=10.0, steady_s=10.0)
         self._authority = Authority(workers=count, clock=clock)
+        self._answers = AnswerDesk(answer_table(config.idempotency), clock=clock)
         self._seats = [_Seat(number) for number in range(count)]
         self._sockets: list[socket.socket] = []
         self._snapshot = FleetSnapshot()
@@ -304,6 +307,7 @@ class Workers:
         """What the worker held is free again, and what it counted stays counted."""
         seat.is_linked = seat.is_up = False
         self._authority.lost(seat.number)
+        self._answers.lost(seat.number)
         merging.add(self._gone, seat.counted, with_gauges=False)
         seat.counted = {}
         for answer in seat.answers.values():
@@ -315,6 +319,10 @@ class Workers:
         match message:
             case Want() | Return() | AskTokens() | ReturnTokens():
                 self._authority.received(seat.number, message)
+            case wire.Begin() | wire.Keep() | wire.Drop():
+                begun = self._answers.received(seat.number, message)
+                if begun is not None and seat.link is not None:
+                    seat.link.send(begun)
             case wire.Records(entries):
                 for usage, executions in entries:
                     self._ledger.append(usage, executions)

@@ -10,7 +10,7 @@ from headrace.core.errors import ConcurrencyLimited, InvalidRequest
 from headrace.core.ids import RequestId, TenantId
 from headrace.core.request import InferenceRequest
 from headrace.gateway.call import Call, PauseWatcher
-from headrace.policies.idempotency import Known
+from headrace.policies.idempotency import IdempotencyTable, Known
 from headrace.telemetry.metrics import Metrics
 
 KEY_HEADER = b"idempotency-key"
@@ -38,15 +38,30 @@ class KeptAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerTable(Protocol):
-    """Where answers are kept; policies.idempotency.IdempotencyTable in one process."""
+    """Where answers are kept: a table in this process, or one that several share."""
 
     answer_bytes_max: int
 
-    def begin(self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float) -> Known | KeptAnswer: ...
+    async def begin(
+        self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float
+    ) -> Known | KeptAnswer: ...
 
     def keep(self, tenant: TenantId, key: bytes, answer: KeptAnswer | None) -> None: ...
 
     def drop(self, tenant: TenantId, key: bytes) -> None: ...
+
+
+class OwnAnswers:
+    """A table that nobody else uses."""
+
+    def __init__(self, table: IdempotencyTable[KeptAnswer]) -> None:
+        self.answer_bytes_max = table.answer_bytes_max
+        self._table = table
+        self.keep = table.keep
+        self.drop = table.drop
+
+    async def begin(self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float) -> Known | KeptAnswer:
+        return self._table.begin(tenant, key, digest=digest, now_s=now_s)
 
 
 class Idempotency:
@@ -57,7 +72,7 @@ class Idempotency:
         self._replays = metrics.idempotent_replays.labels()
         self._clock = clock
 
-    def enter(self, call: Call, request: InferenceRequest) -> "RecordedCall | None":
+    async def enter(self, call: Call, request: InferenceRequest) -> "RecordedCall | None":
         """The call to answer, whose answer will be kept; None if it has been answered from what was kept.
 
         Raises InvalidRequest for a key that is none, that was used for another request, or whose answer was too large to
@@ -71,7 +86,7 @@ class Idempotency:
         tenant = request.principal.tenant
         asked = msgspec.json.encode((request.endpoint, request.model, request.wire_fields))
         digest = hashlib.sha256(asked + request.canonical).digest()
-        known = self._table.begin(tenant, key, digest=digest, now_s=self._clock.now_s())
+        known = await self._table.begin(tenant, key, digest=digest, now_s=self._clock.now_s())
         match known:
             case Known.NEW:
                 return RecordedCall(call, self._table, tenant, key)

@@ -152,7 +152,7 @@ class Gateway:
         request, deployment = self._parse(call, endpoint, parsed)
         recorded: RecordedCall | None = None
         if request.is_keyed:
-            recorded = self._idempotency.enter(call, request)
+            recorded = await self._idempotency.enter(call, request)
             if recorded is None:
                 return
             call = recorded
