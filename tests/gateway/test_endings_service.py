@@ -46,15 +46,15 @@ NEVER_EJECTS = "[health]\nfailures_to_eject = 1000000\n"
 # --- the queue ---
 
 QUEUE_MAX = 4
-SERVICE_MS = 300
-QUEUE_CONFIG = f"[admission]\nqueue_length_max = {QUEUE_MAX}\nqueue_wait_max_s = 2.5\n"
+SERVICE_MS = 80
+QUEUE_CONFIG = f"[admission]\nqueue_length_max = {QUEUE_MAX}\n"
 QUEUED = [
     (Reason.CLIENT_GONE, UNSTARTED),
     (Reason.DEADLINE, UNSTARTED),
     (Reason.QUEUE_FULL, UNSTARTED),
     (Reason.WAIT_TOO_LONG, UNSTARTED),
-    (Reason.QUEUE_TIME_OVER, UNSTARTED),
 ]
+TIME_OVER = (Reason.QUEUE_TIME_OVER, UNSTARTED)
 DEADLINES_MS = {Reason.DEADLINE: 1500, Reason.WAIT_TOO_LONG: SERVICE_MS // 4}
 
 
@@ -97,6 +97,25 @@ def test_what_ends_in_the_queue_ends_as_the_table_says(narrow: Rig, row: Row, wa
             seen = Seen() if reason is Reason.CLIENT_GONE else Seen(read_to_end(connection, way))
         check(before, row, way, seen)
     narrow.wait_until_idle()
+
+
+@pytest.fixture
+def impatient() -> Iterator[Rig]:
+    """A rig for each: once somebody has held the slot that long, the next is refused for the wait that it can expect."""
+    config = QUEUE_CONFIG + "queue_wait_max_s = 1.5\n"
+    with rig({"slots": 64}, config=config, upstream_slots=1) as running:
+        yield running
+
+
+@pytest.mark.parametrize("way", WAYS, ids=case_name)
+def test_who_has_waited_as_long_as_anybody_may_ends_as_the_table_says(impatient: Rig, way: Way) -> None:
+    with (
+        held(impatient, waiting=0),
+        books(impatient, TIME_OVER) as before,
+        impatient.open(stream=way.stream, headers=way.headers) as connection,
+    ):
+        check(before, TIME_OVER, way, Seen(read_to_end(connection, way)))
+    impatient.wait_until_idle()
 
 
 DISPLACED = (Reason.DISPLACED, UNSTARTED)
@@ -330,7 +349,7 @@ def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
 
 COVERED = {
     *test_endings.COVERED,
-    *cases(QUEUED),
+    *cases([*QUEUED, TIME_OVER]),
     *cases(
         [DISPLACED, SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, PRESSED, NO_REPLICA, NO_LEDGER, RESTING]
     ),
