@@ -75,6 +75,20 @@ def test_the_gateway_benchmark_does_without_nginx_and_wrk(tmp_path, monkeypatch)
     assert sum("apt-get install" in remark for remark in found["remarks"]) == 2
 
 
+@needs_two_cores
+@pytest.mark.skipif(not (machine.program("nginx") and machine.program("wrk")), reason="needs nginx and wrk")
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_workers_benchmark_measures_each_number_of_them(tmp_path):
+    flags = ("--workers", "1", "2", "--rounds", "1", "--seconds", "0.5")
+    _, found = run("workers", *flags, path=tmp_path / "workers.json")
+    assert {workers: each["cpu_us"] > 0 for workers, each in found["summary"].items()} == {
+        "1": True,
+        "2": True,
+    }
+    assert all(sample["failures"] == 0 for taken in found["samples"].values() for sample in taken)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 10)
 def test_the_walk_benchmark_walks_whole_answers_and_streams(tmp_path):
