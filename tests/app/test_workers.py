@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.models import shared_root, shared_store
 from tests.support.provider import Provider, provider, wait_until
 from tests.support.scripted import ScriptedEngine, scripted_engine
 
@@ -368,3 +370,32 @@ def is_alive(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.engine
+def test_prompts_that_one_tenant_left_in_an_engine_are_no_other_tenants_on_any_worker(tmp_path: Path) -> None:
+    """The engine's slots go from worker to worker; whose prompts they hold goes with them (decision 0004)."""
+    shared_store()
+    (tmp_path / "models").symlink_to(shared_root())
+    prompt: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Count the stars. " * 60}],
+        "max_tokens": 2,
+    }
+    with provider(data=tmp_path, arguments=["--workers", "3"]) as running:
+        wait_until(
+            lambda: all(offer["ready"] for offer in running.status()["deployments"]),
+            limit_s=120,
+            what="engines",
+        )
+        model = next(m["model"] for m in running.status()["deployments"] if m["tasks"] == ["chat"])
+        tenants = [f"tenant-{number}" for number in range(6)]
+        keys = {tenant: running.key(tenant) for tenant in tenants}
+        for tenant in tenants:
+            assert running.chat(keys[tenant], model=model, **prompt)[0] == 200
+        for _ in range(12):
+            assert running.chat(keys[tenants[0]], model=model, **prompt)[0] == 200
+        wait_until(lambda: not running.status()["ledger"]["backlog"], what="the records")
+        records = running.usage("--limit", "100")
+        once = [record for record in records if record["tenant"] != tenants[0]]
+        assert [record["cached_tokens"] for record in once] == [0] * 5
+        assert any(record["cached_tokens"] for record in records), "its own prompts are reused"

@@ -71,10 +71,13 @@ class Authority:
     def received(self, worker: WorkerId, message: Asking) -> None:
         match message:
             case Want(key, count):
-                self._tell([*self._limit(message), *self._pool(key).want(worker, count)])
-                if self._pool(key).is_waiting and key not in self._waiting:
+                self._tell(self._limit(message))
+                pool = self._pool(key)
+                self._tell(pool.want(worker, count))
+                if pool.is_waiting and key not in self._waiting:
                     self._waiting.add(key)
                     asyncio.get_running_loop().call_later(ANSWER_LIMIT_S, self._stop_waiting, key)
+                self._forget(pool)
             case Return(key, count, slots):
                 pool = self._pool(key)
                 self._tell(pool.returned(worker, count, slots))
