@@ -15,7 +15,7 @@ from benchmarks.rig import BenchmarkFailed
 from tests.support.models import shared_root, shared_store
 
 ROOT = Path(__file__).parent.parent
-LIMIT_S = 110
+LIMIT_S = 230
 # Two cores: one for the proxy, one for servers and load.
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 

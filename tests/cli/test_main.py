@@ -14,7 +14,7 @@ def run(arguments: list[str], redirection: str) -> "subprocess.CompletedProcess[
     command = ["bash", "-c", f'"$@" {redirection}; exit "${{PIPESTATUS[0]}}"', "bash", *HEADRACE, *arguments]
     # Buffered as it is for users, whatever this shell asks for: the last flush is what can fail.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.slow

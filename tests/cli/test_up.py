@@ -35,7 +35,7 @@ def test_the_command_for_a_first_key_makes_one_as_it_stands(tmp_path: Path) -> N
     """And a server that doesn't answer is named on the terminal and in the status, though its models are unknown."""
     with provider(upstreams=[NOBODY], data=tmp_path / "data", ready=False) as service:
         command = lines_until(service, "no key yet")[-1].removeprefix("no key yet   make one with: ")
-        made = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=30, check=True)
+        made = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True)
         assert service.get("/v1/models", key=made.stdout.strip())[0] == 200
         wait_until(lambda: service.status()["deployments"], what="the server to be in the status")
         rows = service.status()["deployments"]
@@ -67,7 +67,7 @@ def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, option: str) -> N
         ports = {"--port": "0", "--admin-port": "0", option: port}
         command = [*HEADRACE, "up", "--data", str(tmp_path), "--upstream", NOBODY]
         command += [word for pair in ports.items() for word in pair]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert f"127.0.0.1:{port} can't be opened" in ended.stderr
     assert f"choose another with {option}" in ended.stderr

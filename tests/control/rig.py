@@ -21,7 +21,7 @@ from headrace.core.clock import SystemClock
 from headrace.core.fleet import FleetSnapshot, Replica, ReplicaState, Task
 
 
-def until(is_so: Callable[[], Any], *, within_s: float = 20.0) -> Any:
+def until(is_so: Callable[[], Any], *, within_s: float = 60.0) -> Any:
     """The first true value of `is_so`; fails after the bound."""
     end_s = time.monotonic() + within_s
     while not (value := is_so()):
@@ -30,7 +30,7 @@ def until(is_so: Callable[[], Any], *, within_s: float = 20.0) -> Any:
     return value
 
 
-async def eventually(is_so: Callable[[], Any], *, within_s: float = 20.0) -> Any:
+async def eventually(is_so: Callable[[], Any], *, within_s: float = 60.0) -> Any:
     """The same inside an event loop."""
     end_s = time.monotonic() + within_s
     while not (value := is_so()):

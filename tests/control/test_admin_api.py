@@ -51,7 +51,7 @@ class Running:
     def ask(
         self, path: str, *, method: str = "GET", authorization: str | None = f"Bearer {TOKEN}"
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             headers = {} if authorization is None else {"Authorization": authorization}
             connection.request(method, path, headers=headers)
@@ -140,7 +140,7 @@ def test_a_wrong_token_is_401_and_not_repeated_anywhere(shared: Running, authori
 
 
 def test_two_authorization_headers_are_401_even_if_one_is_right(shared: Running) -> None:
-    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=60) as connection:
         right = f"Authorization: Bearer {TOKEN}\r\n"
         connection.sendall(
             f"GET /metrics HTTP/1.1\r\nHost: x\r\n{right}{right}Connection: close\r\n\r\n".encode()
@@ -207,14 +207,14 @@ def test_livez_answers_at_once_while_the_gateway_keeps_a_status_waiting() -> Non
 
     def status() -> dict[str, Any]:
         asked.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return {"ready": True}
 
     with admin(status=status) as running:
         answers: list[int] = []
         asking = threading.Thread(target=lambda: answers.append(running.ask("/admin/v1/status")[0]))
         asking.start()
-        assert asked.wait(10)
+        assert asked.wait(60)
         assert running.ask("/livez", authorization=None)[0] == 200
         assert answers == []
         go_on.set()
@@ -227,7 +227,7 @@ def test_a_request_that_does_not_come_to_its_end_is_dropped(monkeypatch: pytest.
     """T49 on this port: silence, a head that drips, and one that drips after an answer."""
     monkeypatch.setattr(api, "REQUEST_LIMIT_S", 0.5)
     with admin() as running:
-        crowd = [socket.create_connection(("127.0.0.1", running.port), timeout=10) for _ in range(3)]
+        crowd = [socket.create_connection(("127.0.0.1", running.port), timeout=60) for _ in range(3)]
         crowd[1].sendall(b"GET /livez HTTP/1.1\r\n")
         crowd[2].sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         assert crowd[2].recv(65_536).startswith(b"HTTP/1.1 200 ")
@@ -254,7 +254,7 @@ def test_a_request_that_does_not_come_to_its_end_is_dropped(monkeypatch: pytest.
 def test_connections_are_bounded_and_room_returns() -> None:
     with admin() as running:
         crowd = [
-            socket.create_connection(("127.0.0.1", running.port), timeout=10)
+            socket.create_connection(("127.0.0.1", running.port), timeout=60)
             for _ in range(api.CONNECTIONS_MAX)
         ]
         wait_until(lambda: is_dropped(running.port), what="one too many to be dropped")
@@ -266,7 +266,7 @@ def test_connections_are_bounded_and_room_returns() -> None:
 
 def is_dropped(port: int) -> bool:
     """Whether a new connection is closed before it says anything."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.settimeout(0.2)
         try:
             return connection.recv(1) == b""
@@ -326,10 +326,10 @@ def test_an_address_that_is_not_ours_is_an_error_that_names_it(host: str) -> Non
 
 def test_after_stop_the_port_is_free_and_stopping_twice_is_fine() -> None:
     with admin() as running:
-        held = socket.create_connection(("127.0.0.1", running.port), timeout=10)
+        held = socket.create_connection(("127.0.0.1", running.port), timeout=60)
         running.server.stop()
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection(("127.0.0.1", running.port), timeout=10)
+            socket.create_connection(("127.0.0.1", running.port), timeout=60)
         held.close()
 
 

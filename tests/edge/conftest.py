@@ -30,11 +30,11 @@ class Edge:
     def send(self, request: bytes, *, count: int | None = None) -> tuple[list[Answer], str]:
         """All answers on one connection, and how it ended: "fin", "reset", or "open" once `count` answers have come.
 
-        Without `count` the connection is expected to end: ten silent seconds are "open" too.
+        Without `count` the connection is expected to end: half a minute of silence is "open" too.
         """
         with self.service.connect() as connection:
             connection.sendall(request)
-            seen = read_answers(connection, count=count) if count else read(connection, silence_s=10)
+            seen = read_answers(connection, count=count) if count else read(connection, silence_s=30)
         return answers(seen.data), seen.end
 
     def requests(self) -> int:
@@ -46,7 +46,7 @@ class Edge:
 
     def ask(self, method: str, path: str, body: bytes | None = None, /, **headers: str) -> Answer:
         """One request with the key on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=60)
         try:
             connection.request(method, path, body, {"authorization": f"Bearer {self.key}", **headers})
             response = connection.getresponse()

@@ -276,7 +276,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(edge: Edge, headers:
         connection.sendall(head(edge, headers))
         pieces = ([b"%x\r\n%b\r\n" % (len(piece), piece)] if "chunked" in headers else [piece]) * 1600
         taken = push(connection, pieces)
-        seen = read(connection, silence_s=10)
+        seen = read(connection, silence_s=30)
     (answer,) = answers(seen.data)
     assert (answer.status, answer.headers["connection"]) == (status, "close")
     assert taken < LIMIT_BYTES + 64 * 1024 + socket_buffers(connection)
@@ -291,7 +291,7 @@ def test_a_client_that_sends_all_before_it_reads_still_reads_the_413(edge: Edge,
         with edge.service.connect() as connection:
             connection.sendall(head(edge, "Transfer-Encoding: chunked\r\n"))
             push(connection, [b"10000\r\n" + b"a" * 65_536 + b"\r\n"] * 65 + [b"0\r\n\r\n"])
-            (answer,) = answers(read(connection, silence_s=10).data)
+            (answer,) = answers(read(connection, silence_s=30).data)
     assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
 
 

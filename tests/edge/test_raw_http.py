@@ -191,7 +191,7 @@ def test_framing_without_end_is_refused(edge: Edge, tail: bytes) -> None:
                 connection.sendall(tail[start : start + 16_384])
         except (BrokenPipeError, ConnectionResetError):
             pass
-        seen = read(connection, silence_s=10)
+        seen = read(connection, silence_s=30)
     assert [answer.status for answer in answers(seen.data)] == [400]
     assert edge.requests() == before
 
@@ -248,7 +248,7 @@ def test_a_stream_to_http_1_0_ends_with_the_connection(edge: Edge) -> None:
     request = CHAT.replace(b"/1.1", b"/1.0") + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     with edge.service.connect() as connection:
         connection.sendall(as_caller(edge, request))
-        seen = read(connection, silence_s=10)
+        seen = read(connection, silence_s=30)
     assert seen.end == "fin"
     assert b"transfer-encoding" not in seen.head
     assert seen.data.endswith(b"data: [DONE]\n\n")
@@ -299,7 +299,7 @@ def test_what_follows_a_request_to_change_protocols_is_never_run(edge: Edge, hid
         assert [answer.status for answer in answers(seen.data)] == [200]
         try:
             connection.sendall(hidden)
-            assert read(connection, silence_s=10).data == b""
+            assert read(connection, silence_s=30).data == b""
         except (BrokenPipeError, ConnectionResetError):
             pass
     assert edge.requests() == before

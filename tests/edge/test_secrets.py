@@ -20,11 +20,12 @@ attempts_max = 1
 stall_limit_s = 0.5
 [health]
 failures_to_eject = 1000
+rest_s = 0
 """
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 HEADERS = {
     "x-request-id": f"{CANARY}-id", "user-agent": f"{CANARY}-agent", "cookie": f"a={CANARY}-cookie", "referer": f"http://{CANARY}/",
-    "x-forwarded-for": f"{CANARY}-for", "idempotency-key": f"{CANARY}-once", f"x-{CANARY}": "name", "openai-organization": f"{CANARY}-org",
+    "x-forwarded-for": f"{CANARY}-for", f"x-{CANARY}": "name", "openai-organization": f"{CANARY}-org",
 }  # fmt: skip
 TOOL = {"type": "function", "function": {"name": f"{CANARY}_tool", "description": CANARY, "parameters": {}}}
 PROMPT = {
@@ -46,7 +47,9 @@ def provoke(edge: Edge) -> None:
         deadline = {"x-headrace-deadline-ms": "400"} if fault.startswith("ttft") else {}
         for stream in (False, True):
             asked = {**PROMPT, "stream": stream}
-            edge.service.post(CHAT, asked, key=edge.key, headers={**HEADERS, **deadline})
+            # One for each, as the same key again gets the first one's answer again.
+            once = {"idempotency-key": f"{CANARY}-{fault}-{stream}"}
+            edge.service.post(CHAT, asked, key=edge.key, headers={**HEADERS, **deadline, **once})
     edge.engine.set_faults("")
     edge.post(COMPLETIONS, {"model": "scripted", "prompt": f"{CANARY}-text", "user": CANARY}, **HEADERS)
     edge.post(EMBEDDINGS, {"model": "scripted", "input": [f"{CANARY}-input"], "user": CANARY}, **HEADERS)
@@ -137,14 +140,13 @@ def test_canaries_are_found_nowhere() -> None:
         assert edge.key[8:16].encode() in seen["keys"]  # the public part is how people name a key
 
 
+NEVER_OFFERED = ["a\r\nx-evil: 1", "\x1b[31mred\x1b[0m", "a" * 256]
 HOSTILE = [
-    "a\r\nx-evil: 1",
-    "\x1b[31mred\x1b[0m",
+    *NEVER_OFFERED,
     '{"level":"error"}',
     'quote"\\',
     "\u2028\u2029\x85",
     "\u202eabc",
-    "a" * 256,
 ]
 
 
@@ -157,9 +159,9 @@ def hostile() -> Iterator[Edge]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_model_name_stays_a_name(hostile: Edge, name: str) -> None:
-    """T45: in headers, log lines and metrics; the model is served."""
+    """T45: in headers, log lines and metrics; the model is served unless no label or terminal should hold its name."""
     answer = hostile.post(CHAT, {"model": name, "messages": [{"role": "user", "content": "hi"}]})
-    assert answer.status == 200
+    assert answer.status == (404 if name in NEVER_OFFERED else 200)
     assert "x-evil" not in answer.headers
     hostile.engine.set_faults("error:500@1,error:500@2")
     hostile.post(CHAT, {"model": name, "messages": [{"role": "user", "content": "hi"}]})

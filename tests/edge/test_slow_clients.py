@@ -231,5 +231,5 @@ def test_a_half_closed_connection_is_a_caller_that_has_gone(strict: Edge) -> Non
         strict.engine.wait_for_stats(lambda stats: stats["running"] == running + 1)
         connection.shutdown(socket.SHUT_WR)
         strict.engine.wait_for_stats(lambda stats: stats["aborted"] == aborted + 1)
-        assert read(connection, silence_s=10).data == b""
+        assert read(connection, silence_s=30).data == b""
     strict.engine.set_faults("")

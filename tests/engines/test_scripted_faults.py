@@ -69,7 +69,7 @@ def test_die_ends_the_process_at_the_request() -> None:
         for _ in range(2):
             assert mortal.request("POST", CHAT, chat())[0] == 200
         assert exchange(mortal.port, post(CHAT, chat()), until=b"never").data == b""
-        assert mortal.process.wait(10) == 137
+        assert mortal.process.wait(60) == 137
 
 
 def test_die_after_events_delivers_them_first() -> None:
@@ -78,7 +78,7 @@ def test_die_after_events_delivers_them_first() -> None:
         seen = exchange(mortal.port, post(CHAT, chat(stream=True)), until=b"never")
         assert len(seen.events) == 5
         assert not seen.is_complete
-        assert mortal.process.wait(10) == 137
+        assert mortal.process.wait(60) == 137
         assert [(e["outcome"], e["completion_tokens"]) for e in mortal.executions()] == [("fault", 5)]
 
 
@@ -472,6 +472,6 @@ def test_an_unknown_fault_names_the_known_ones_and_leaves_the_script_alone(engin
     assert all(fault.signature in message for fault in FAULTS)
     assert engine.request("POST", CHAT, chat())[0] == 500
     command = [sys.executable, "-m", "headrace", "engine", "scripted", "--port", "0", "--fault", "foo"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert "unknown fault `foo`" in ended.stderr

@@ -49,7 +49,7 @@ def test_a_script_that_says_nothing_known_is_refused(script: str) -> None:
 def test_every_fault_has_its_row_in_the_table_the_help_and_the_guide() -> None:
     assert [fault.kind for fault in FAULTS] == list(Kind)
     command = [sys.executable, "-m", "headrace", "engine", "scripted", "--help"]
-    help_text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    help_text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert scripted_faults.table() in help_text
     rows = [line for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     assert rows == [

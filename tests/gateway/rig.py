@@ -18,7 +18,7 @@ from tests.support.wire import Exchange
 
 CHAT = "/v1/chat/completions"
 NO_LIMITS = "[tenant_defaults]\nrequests_per_minute = 0\nconcurrency_max = 0\n"
-ANSWER_LIMIT_S = 30.0
+ANSWER_LIMIT_S = 60.0
 
 
 def words(count: int, *, start: int = 0) -> str:

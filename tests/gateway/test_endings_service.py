@@ -174,7 +174,6 @@ DRAINING = (Reason.DRAINING, UNSTARTED)
 DRAIN_CONFIG = "[server]\ndrain_s = 2.0\n[admission]\nqueue_length_max = 64\n"
 
 
-@pytest.mark.timeout(60)
 def test_a_service_that_stops_ends_every_request_as_the_table_says() -> None:
     """T61: streams that have begun, work that has not answered, and what waits, in every way at once; and who comes later."""
     slots = len(STREAMED) + len(WAYS)
@@ -203,7 +202,7 @@ def test_a_service_that_stops_ends_every_request_as_the_table_says() -> None:
                 answer = read_to_end(connection, way, closes=True)
                 check(before, DRAINING, way, Seen(answer), has_account=False, closes=True)
         answers = [(row, way, read_answer(c, data=begun)) for row, way, c, begun in opened]
-        assert one.provider.process.wait(30) == 0
+        assert one.provider.process.wait(60) == 0
         records = {str(record.request_id): record for record in one.records()}
         assert len(records) == slots
         for row, way, answer in answers:
@@ -292,13 +291,12 @@ def test_a_process_without_room_ends_what_comes_as_the_table_says() -> None:
                 check(before, PRESSED, way, Seen(answer), has_account=False, closes=True)
 
 
-@pytest.mark.timeout(60)
 def test_a_model_without_replicas_ends_as_the_table_says() -> None:
     with rig({"slots": 64}) as one:
         one.engine.kill()
         wait_until(
             lambda: one.provider.metric("headrace_replica_ready") == 0,
-            limit_s=40,
+            limit_s=90,
             what="the replica to be out",
         )
         for way in WAYS:
@@ -322,7 +320,6 @@ def test_a_model_whose_replicas_all_rest_ends_as_the_table_says() -> None:
         assert one.engine.stats()["requests"] == 1
 
 
-@pytest.mark.timeout(60)
 def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
     """T29: somebody keeps the database locked. One record waits for it; when it is free again, that is written, and work goes on."""
     with rig({"slots": 64}) as one:
@@ -332,7 +329,7 @@ def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
             assert waiting.status == 200
             wait_until(
                 lambda: any(line["event"] == "ledger.failing" for line in one.provider.log_lines()),
-                limit_s=40,
+                limit_s=90,
                 what="the ledger to give up",
             )
             for way in WAYS:

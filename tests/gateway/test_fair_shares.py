@@ -260,7 +260,7 @@ def test_an_upstream_that_queues_by_itself_gets_fewer_requests_until_it_does_not
             wait_until(
                 lambda: running.provider.metric("headrace_replica_slots") <= 16,
                 what="the slots in use to fall",
-                limit_s=40.0,
+                limit_s=90,
             )
             shown = running.provider.cli("status").stdout
         finally:

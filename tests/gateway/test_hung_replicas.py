@@ -79,14 +79,16 @@ def test_a_replica_that_hangs_for_callers_in_a_hurry_is_ejected_although_its_hea
     with fleet(2) as pair:
         pair.engines[0].set_faults("stall:0")
         headers = "x-headrace-deadline-ms: 400\r\n"
-        late, until_s = 0, time.monotonic() + 30.0
+        late, until_s = 0, time.monotonic() + 60.0
         while first_circuit(pair) != "open":
             late += pair.ask(stream=stream, headers=headers).status != 200
             assert time.monotonic() < until_s, f"not ejected after {late} lost requests"
         assert late <= 2 * STALL_S / 0.4 + 2
         events = [line["event"] for line in pair.provider.log_lines()]
         assert "replica.ejected" in events
-        assert [pair.ask(stream=stream, headers=headers).status for _ in range(20)] == [200] * 20
+        lost = requests(pair)[0]
+        assert [pair.ask(stream=stream).status for _ in range(20)] == [200] * 20
+        assert requests(pair)[0] == lost
 
 
 def test_one_hung_replica_of_three_hangs_only_who_is_already_there_and_returns_when_it_speaks() -> None:
@@ -113,11 +115,11 @@ def test_one_hung_replica_of_three_hangs_only_who_is_already_there_and_returns_w
                 for replica in deployment["replicas"]
             ),
             what="a probe without an answer",
-            limit_s=40.0,
+            limit_s=90,
         )
         three.engines[0].kill(signal.SIGCONT)
         before = requests(three)[0]
-        wait_until(lambda: first_circuit(three) != "open", what="the end of its time out", limit_s=30.0)
+        wait_until(lambda: first_circuit(three) != "open", what="the end of its time out", limit_s=90)
         wait_until(lambda: three.ask().status == 200 and requests(three)[0] > before, what="its next request")
         assert first_circuit(three) != "open"
 
@@ -126,7 +128,7 @@ def test_models_are_listed_and_served_although_the_first_replica_is_dead() -> No
     """REPORTS 84 and 90: the list is ours, and no caller belongs to a replica."""
     with fleet(2) as pair:
         pair.engines[0].kill()
-        pair.engines[0].process.wait(10)
+        pair.engines[0].process.wait(60)
         status, _, body = pair.provider.get("/v1/models", key=pair.key)
         assert (status, body.count(b'"scripted"')) == (200, 1)
         assert [pair.ask().status for _ in range(10)] == [200] * 10

@@ -41,7 +41,7 @@ def test_more_streams_than_fit_are_shed_by_the_limit_and_the_process_stays(count
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("itl_ms", [1, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stream_of_two_thousand_events_ends_with_its_reason_and_done(stream: bool, itl_ms: int) -> None:

@@ -88,7 +88,7 @@ def origin() -> Iterator[Origin]:
                 case "missing":
                     self.send(404, b"no secret here", "text/plain")
                 case "slow":
-                    seen.released.wait(20)
+                    seen.released.wait(60)
                 case "loop":
                     self.send(302, b"", "text/plain", ("location", "/loop"))
                 case "to":

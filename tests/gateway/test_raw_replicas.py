@@ -9,6 +9,7 @@ import pytest
 
 from tests.gateway.rig import CHAT, NO_LIMITS, error_of, rig
 from tests.support import wire
+from tests.support.http_answers import read_answers
 from tests.support.raw_replica import RawReplica, raw_replica
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,7 @@ def test_a_second_answer_in_one_read_is_nobodys() -> None:
         pipelined = b"".join(question(running.key, text) for text in asked)
         with running.provider.connect() as connection:
             connection.sendall(pipelined)
-            data = wire.read(connection, silence_s=1.0).data
+            data = read_answers(connection, count=len(asked), silence_s=1.0).data
         for text in asked:
             assert data.count(text.encode()) == 1
         assert b"nobody asked" not in data
@@ -66,5 +67,5 @@ def test_a_deadline_holds_while_a_connection_is_opened() -> None:
             connection.sendall(question(running.key, "hello", headers="x-headrace-deadline-ms: 500\r\n"))
             answer = wire.read(connection, until=b"}}")
         assert (answer.status, error_of(answer)["code"]) == (504, "deadline_exceeded")
-        assert 0.4 < time.monotonic() - started_s < 2.5
+        assert 0.4 < time.monotonic() - started_s < 4.5
         assert running.record(answer).reason == "deadline_exceeded"

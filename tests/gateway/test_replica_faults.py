@@ -88,7 +88,7 @@ def test_a_replica_that_hangs_is_left_at_the_stall_limit_and_then_ejected() -> N
             assert b'"error"' in answer.data
             assert answer.end == "fin"
             assert b"[DONE]" not in answer.data
-            assert STALL_LIMIT_S - 0.1 <= waited_s < STALL_LIMIT_S + 5
+            assert STALL_LIMIT_S - 0.1 <= waited_s < STALL_LIMIT_S + 20
             # Whoever is sent there now is retried elsewhere, and soon nobody is.
             for _ in range(30):
                 assert two.ask(max_tokens=2).status == 200

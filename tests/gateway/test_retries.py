@@ -41,7 +41,7 @@ def test_a_dead_replica_of_three_costs_no_request() -> None:
         assert {three.ask().status for _ in range(12)} == {200}
         before = three.provider.metric("headrace_retries_total")
         three.engines[0].kill()
-        three.engines[0].process.wait(10)
+        three.engines[0].process.wait(60)
         for _ in range(100):
             assert_delivered(three.ask(), text=TEXT)
         retries = three.provider.metric("headrace_retries_total") - before

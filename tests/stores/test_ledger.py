@@ -336,7 +336,7 @@ def test_two_processes_may_make_the_database_at_once(tmp_path: Path) -> None:
         process.stdin.write(b"x")
         process.stdin.flush()
     for process in running:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors.decode()
 
 

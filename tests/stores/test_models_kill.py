@@ -32,7 +32,7 @@ def test_a_pull_killed_midway_is_invisible_and_resumes_with_a_range(
 
     with subprocess.Popen([sys.executable, "-c", PULL, str(root), source]) as process:
         try:
-            assert served.halfway.wait(30)
+            assert served.halfway.wait(60)
             part = root / "staging" / "big" / f"{tiny.sha256}.part"
             wait_for_size(part, half_bytes)
         finally:

@@ -201,9 +201,9 @@ def test_two_pulls_of_one_name_at_once_transfer_once(
         for progress in (Heard(), Second())
     )
     first.start()
-    assert served.halfway.wait(10)
+    assert served.halfway.wait(60)
     second.start()
-    assert waiting.wait(10)
+    assert waiting.wait(60)
     served.release.set()
     for thread in (first, second):
         thread.join(10)

@@ -224,7 +224,7 @@ def test_the_pepper_is_made_once_and_is_private(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write(b"x")
         process.stdin.flush()
-    seen = {process.communicate(timeout=30)[0] for process in running}
+    seen = {process.communicate(timeout=60)[0] for process in running}
     assert len(seen) == 1
     assert tenants.load_pepper(path).hex().encode() == seen.pop().strip()
     assert path.stat().st_mode & 0o777 == 0o600

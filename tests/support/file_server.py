@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         if self.state.hold:
             self.state.halfway.set()
-            self.state.release.wait(30)
+            self.state.release.wait(60)
         try:
             self.wfile.write(body[middle:])
         except OSError:

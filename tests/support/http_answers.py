@@ -51,10 +51,10 @@ def answers(data: bytes) -> list[Answer]:
 
 
 def read_answers(connection: socket.socket, *, count: int, silence_s: float = 0.1) -> Exchange:
-    """Waits up to ten seconds for each piece of `count` whole answers; then takes what else comes within `silence_s`."""
+    """Waits up to half a minute for each piece of `count` whole answers; then takes what else comes within `silence_s`."""
     data, end = b"", ""
     while not end:
-        connection.settimeout(silence_s if _holds(data, count) else 10)
+        connection.settimeout(silence_s if _holds(data, count) else 30)
         try:
             piece = connection.recv(1 << 20)
         except TimeoutError:

@@ -22,7 +22,7 @@ HEADRACE = [sys.executable, "-m", "headrace"]
 START_LIMIT_S = 60.0
 
 
-def wait_until(claim: Callable[[], Any], *, limit_s: float = 20.0, what: str = "the condition") -> Any:
+def wait_until(claim: Callable[[], Any], *, limit_s: float = 60.0, what: str = "the condition") -> Any:
     """Polls until `claim()` is truthy and returns its value; fails after a generous limit that noise can't break."""
     until_s = time.monotonic() + limit_s
     while True:
@@ -80,7 +80,7 @@ class Provider:
         wait_until(lambda: self.get("/v1/models", key=key)[0] == 200, what="the key to be in force")
         return key
 
-    def connect(self, *, timeout_s: float = 30.0) -> socket.socket:
+    def connect(self, *, timeout_s: float = 60.0) -> socket.socket:
         """A raw connection to the public port; no TLS."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
 
@@ -227,7 +227,7 @@ def provider(
         finally:
             if process.poll() is None:
                 process.kill()
-            process.wait(20)
+            process.wait(60)
             assert process.stdout is not None
             process.stdout.close()
 
@@ -254,4 +254,4 @@ def _read_until_open(process: "subprocess.Popen[str]") -> str:
         lines.append(line)
         if line.startswith("admin port"):
             return "".join(lines)
-    raise AssertionError(f"headrace up ended with {process.wait(10)}:\n{''.join(lines)}")
+    raise AssertionError(f"headrace up ended with {process.wait(60)}:\n{''.join(lines)}")

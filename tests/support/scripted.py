@@ -35,7 +35,7 @@ class ScriptedEngine:
 
     def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of one request on a connection of its own."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             connection.request(method, path, body)
             response = connection.getresponse()
@@ -50,7 +50,7 @@ class ScriptedEngine:
         return counters
 
     def wait_for_stats(
-        self, condition: Callable[[dict[str, int]], bool], *, within_s: float = 5.0
+        self, condition: Callable[[dict[str, int]], bool], *, within_s: float = 60.0
     ) -> dict[str, int]:
         """The counters once they satisfy the condition; fails with the last ones if they don't in time."""
         end_s = time.monotonic() + within_s

@@ -64,7 +64,7 @@ def tls_front(target_port: int, issued: Issued) -> Iterator[TlsFront]:
     thread = threading.Thread(target=loop.run_until_complete, args=(run(),), daemon=True)
     thread.start()
     try:
-        assert ready.wait(10.0), "the TLS front did not start"
+        assert ready.wait(60), "the TLS front did not start"
         yield TlsFront(ports[0], names)
     finally:
         assert started is not None

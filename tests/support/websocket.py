@@ -17,7 +17,7 @@ from tests.support.wire import read
 
 CHAT = "/v1/chat/completions"
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 ENDS = ("headrace.done", "headrace.error", "headrace.cancelled")
 
 
@@ -190,7 +190,7 @@ def refused(port: int, request: bytes) -> Answer:
     """The answer to a handshake that must not succeed; the connection must end after it."""
     with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as connection:
         connection.sendall(request)
-        seen = read(connection, silence_s=10)
+        seen = read(connection, silence_s=30)
     (answer,) = answers(seen.data)
     assert (answer.headers["connection"], seen.end) == ("close", "fin")
     return answer

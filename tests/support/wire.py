@@ -70,9 +70,9 @@ def post(path: str, body: bytes, *, headers: str = "") -> bytes:
 def exchange(port: int, request: bytes, *, until: bytes | None = None, silence_s: float = 0.3) -> Exchange:
     """Sends the bytes and reads until the connection ends, `until` has come, or nothing came for `silence_s`.
 
-    With `until` it waits up to ten seconds for it.
+    With `until` it waits up to half a minute for it.
     """
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(request)
         return read(connection, until=until, silence_s=silence_s)
 
@@ -80,7 +80,7 @@ def exchange(port: int, request: bytes, *, until: bytes | None = None, silence_s
 def read(connection: socket.socket, *, until: bytes | None = None, silence_s: float = 0.3) -> Exchange:
     """Reads as `exchange` does, on a connection that is already there."""
     data = bytearray()
-    connection.settimeout(10 if until is not None else silence_s)
+    connection.settimeout(30 if until is not None else silence_s)
     while True:
         try:
             piece = connection.recv(1 << 20)
