@@ -53,6 +53,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert f"| headers, trailers included | {http1.HEADERS_MAX} |" in PAGE
     assert (http1.FRAMING_BYTES_MAX, http1.CHUNK_OVERHEAD) == (64 * 1024, 6)
     assert f"{transport.WRITE_BUFFER_MAX // 1024} KiB are kept" in PAGE
+    # T12: what came before the mark, and the one read that passes it.
+    assert transport.WRITE_BUFFER_MARK + transport.READ_BYTES_MAX <= transport.WRITE_BUFFER_MAX
     assert f"{connection.DISCARD_BYTES_MAX // 1024} KiB more are" in PAGE
     assert (
         f"over {strict_json.LIGHT_BYTES // 1024} KiB with more than {strict_json.STRINGS_MAX:,} strings, "

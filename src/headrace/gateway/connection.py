@@ -14,7 +14,7 @@ from headrace.gateway.call import Call, PauseWatcher
 from headrace.gateway.routes import Route
 from headrace.gateway.transport import (
     LINGER_S,
-    WRITE_BUFFER_MAX,
+    WRITE_BUFFER_MARK,
     CallerTransport,
     TransportOwner,
     paced_limit_s,
@@ -228,7 +228,7 @@ class ClientConnection(CallerTransport):
     """One client connection. `_turns` are calls read and not yet answered; `_limit_s` is when it has been too slow to send,
     which each byte of a body puts off, `_paced_bytes` of them so far.
 
-    A call starts only when the answers before it are taken but for WRITE_BUFFER_MAX bytes: whoever sends requests and
+    A call starts only when the answers before it are taken but for WRITE_BUFFER_MARK bytes: whoever sends requests and
     never reads would else fill our memory with answers.
     """
 
@@ -260,7 +260,7 @@ class ClientConnection(CallerTransport):
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
         self._owner.opened(self)
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_MAX)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_MARK)
         self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
 
     def data_received(self, data: bytes) -> None:

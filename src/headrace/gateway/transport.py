@@ -7,7 +7,11 @@ from headrace.core.clock import Clock
 from headrace.engines.outbox import Outbox
 from headrace.gateway.call import PauseWatcher
 
+# What is kept for a caller that takes nothing: from the mark on nothing more is read of its answer, and the read that passed
+# the mark brought at most what uvloop reads at once.
 WRITE_BUFFER_MAX = 256 * 1024
+WRITE_BUFFER_MARK = 4 * 1024
+READ_BYTES_MAX = 256_000
 LINGER_S = 2.0  # how long a caller may take to read our last words before the connection is dropped
 
 
