@@ -215,7 +215,8 @@ def key(plain: Provider) -> str:
 
 
 def test_a_picture_reaches_the_engine_as_it_came(server: PlainServer, plain: Provider, key: str) -> None:
-    picture = {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}
+    dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    picture = {"url": f"data:image/png;base64,{dot}", "detail": "low"}
     content = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": picture}]
     status, _, _ = plain.chat(key, model=MODEL, messages=[{"role": "user", "content": content}])
     assert status == 200

@@ -353,3 +353,15 @@ def test_an_error_under_a_status_of_success_is_an_error() -> None:
     with pytest.raises(answers.ReportedFault) as reported:
         answers.read_whole(b'{"choices": [], "error": {"message": "no", "code": 400}}', hides_cached=True)
     assert reported.value.fault == answers.UpstreamFault(400, "no")
+
+
+def test_text_that_no_caller_could_read_is_not_passed_on() -> None:
+    """Also where it stands in a field that we don't know."""
+    for text in (b"\xff", b"\xe2\x82", b"\xed\xa0\x80"):
+        event = b'{"choices":[{"index":0,"delta":{"content":"a"}}],"note":"%b"}' % text
+        with pytest.raises(answers.BadAnswer):
+            answers.StreamedAnswer(
+                choices=1, wants_usage=True, hides_cached=False, hides_progress=False
+            ).take(event)
+        with pytest.raises(answers.BadAnswer):
+            answers.read_whole(event, hides_cached=False)

@@ -153,6 +153,7 @@ class StreamedAnswer:
             return None
         try:
             chunk = _decode_chunk(payload)
+            _check_text(payload)
         except NOT_JSON as error:
             raise BadAnswer("an event is not a chunk of an answer") from error
         if len(chunk.choices) == 1 and self._is_plain(chunk, chunk.choices[0]):
@@ -269,6 +270,7 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
     """
     try:
         whole = _decode_whole(body)
+        _check_text(body)
     except NOT_JSON as error:
         raise BadAnswer("the body is not a JSON answer") from error
     if whole.error is not None:
@@ -293,6 +295,12 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
     except NOT_JSON as error:
         raise BadAnswer("the body holds what is not JSON") from error
     return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
+
+
+def _check_text(data: bytes) -> None:
+    """Raises UnicodeDecodeError: our decoders don't look into the strings of fields that they don't know; callers' do."""
+    if not data.isascii():
+        data.decode()
 
 
 def _is_list(raw: msgspec.Raw) -> bool:
