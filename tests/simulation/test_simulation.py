@@ -12,8 +12,9 @@ import pytest
 
 from headrace.core.endings import Ending
 from headrace.core.outcome import AttemptOutcome
-from headrace.gateway.connection import ClientConnection, HttpCall
+from headrace.gateway.connection import ClientConnection
 from headrace.gateway.delivery import Delivery
+from headrace.gateway.http_call import HttpCall
 from headrace.gateway.usage import UsageCloser
 from headrace.gateway.watch import Watch
 from headrace.policies import dispatch
@@ -135,7 +136,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "nobody hears of a caller that leaves": lambda: around(ClientConnection, "cut", forgets),
     "a tenant's count is never lowered": lambda: around(TenantLimiter, "release", forgets),
     "nobody watches attempts": lambda: around(Watch, "tick", forgets),
-    "there are no heartbeats": lambda: around(Delivery, "_beat", forgets),
+    "there are no heartbeats": lambda: around(Delivery, "beat", forgets),
     "a cut answer passes for a whole one": lambda: mock.patch.object(StreamedAnswer, "is_complete", True),
     "a slot's cache is anybody's": lambda: around(SlotTable, "take", lets_anybody_reuse_it),
 }

@@ -28,6 +28,7 @@ from headrace.gateway.ladder import Ladder
 from headrace.gateway.leased_dispatch import LeasedDispatch
 from headrace.gateway.listener import Listener, Room, open_sockets
 from headrace.gateway.media import MediaFetcher, MediaRules
+from headrace.gateway.reading import Deadlines
 from headrace.gateway.server import Gateway, PortLimits
 from headrace.gateway.upstream import RetryRules, Upstream
 from headrace.gateway.usage import RecordSink, UsageCloser
@@ -339,8 +340,7 @@ def build_gateway(
             websocket_origins=frozenset(
                 origin.lower().encode() for origin in config.server.websocket_origins
             ),
-            deadline_s=request.deadline_s,
-            deadline_max_s=request.deadline_max_s,
+            deadlines=Deadlines(default_s=request.deadline_s, max_s=request.deadline_max_s),
             heartbeat_s=request.heartbeat_s,
         ),
         accepts_work=lambda: not records.is_behind,

@@ -1,11 +1,29 @@
 """What is a call to the code that answers it? A request and one way back, whichever protocol brought it."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal
 from headrace.gateway.routes import Route
 from headrace.protocols.http1 import RequestHead
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """What is known of a request before its body.
+
+    Attributes:
+        principal: None where no key is needed.
+        keys_version: Of the key ring that was asked.
+        expires_s: When the key does, in Unix seconds; infinity if it never does.
+    """
+
+    head: RequestHead
+    route: Route
+    principal: Principal | None
+    keys_version: int
+    expires_s: float
 
 
 class PauseWatcher(Protocol):

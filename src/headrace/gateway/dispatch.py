@@ -6,12 +6,12 @@ from types import TracebackType
 from typing import Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import DeadlineExceeded, InvalidRequest, NoReadyReplica, Saturated
+from headrace.core.errors import DeadlineExceeded, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
-from headrace.core.tenant import PRIORITIES, Principal, Priority
+from headrace.core.tenant import Principal
 from headrace.policies.admission import QueueBounds, retry_after_s
 from headrace.policies.deployment import QueueView
 from headrace.policies.dispatch import Dispatcher
@@ -224,17 +224,6 @@ def _expired(*, is_withdrawn: bool) -> DeadlineExceeded | NoReadyReplica:
     return DeadlineExceeded(
         "the request waited for a free slot until its deadline was too near for any answer"
     )
-
-
-def priority_asked(headers: dict[bytes, bytes]) -> Priority:
-    """The band that a request asks for in its header. Raises InvalidRequest."""
-    value = headers.get(b"x-headrace-priority")
-    if value is None:
-        return Priority.NORMAL
-    priority = PRIORITIES.get(value.decode("ascii", "replace").lower())
-    if priority is None:
-        raise InvalidRequest(f"X-Headrace-Priority must be one of {', '.join(PRIORITIES)}")
-    return priority
 
 
 def _time_out(waiter: "asyncio.Future[None]") -> None:

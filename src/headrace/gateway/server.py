@@ -23,14 +23,16 @@ from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
-from headrace.gateway.call import Call
-from headrace.gateway.connection import ClientConnection, HttpCall, PortConnection, Screened
+from headrace.gateway.call import Call, Screened
+from headrace.gateway.connection import ClientConnection, PortConnection
 from headrace.gateway.delivery import Delivery
-from headrace.gateway.dispatch import Dispatch, priority_asked
-from headrace.gateway.idempotency import KEY_HEADER, Idempotency, RecordedCall
+from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.http_call import HttpCall
+from headrace.gateway.idempotency import Idempotency, RecordedCall
 from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
+from headrace.gateway.reading import Deadlines, request_of
 from headrace.gateway.routes import (
     InferenceRoute,
     Info,
@@ -62,8 +64,7 @@ class PortLimits:
     body_bytes_per_s_min: int
     body_bytes_max: int
     websocket_origins: frozenset[bytes]
-    deadline_s: float
-    deadline_max_s: float
+    deadlines: Deadlines
     heartbeat_s: float
 
 
@@ -101,6 +102,7 @@ class Gateway:
         self.intake = intake
         self._idempotency = idempotency
         self._limits = limits
+        self._deadlines = limits.deadlines
         self._accepts_work = accepts_work
         self._ladder = ladder
         # What the ladder allows, set by the tick so that a request only looks: requests in progress, and keep-alive.
@@ -142,14 +144,24 @@ class Gateway:
         self._require_open()
         if strict_json.is_heavy(call.body):
             parsed = await self._prepare(
-                call, self.intake.parse(endpoint, call.body, deadline_s=self._deadline_s(call))
+                call, self.intake.parse(endpoint, call.body, deadline_s=self._deadlines.of(call))
             )
         else:
             parsed = openai.parse_body(endpoint, call.body)
         if parsed.remote_media:
             openai.check_against(self.dispatch.deployment(parsed.model), parsed)
-            parsed = await self._prepare(call, self.intake.inline(parsed, deadline_s=self._deadline_s(call)))
-        request, deployment = self._parse(call, endpoint, parsed)
+            parsed = await self._prepare(
+                call, self.intake.inline(parsed, deadline_s=self._deadlines.of(call))
+            )
+        deployment = self.dispatch.deployment(parsed.model)
+        request = request_of(
+            call,
+            endpoint,
+            parsed,
+            deployment,
+            deadline_s=self._deadlines.of(call),
+            wall_s=self.clock.wall_s(),
+        )
         recorded: RecordedCall | None = None
         if request.is_keyed:
             recorded = await self._idempotency.enter(call, request)
@@ -237,50 +249,8 @@ class Gateway:
         self.in_progress -= 1  # the walk goes on at once, and counts it again
         return parsed
 
-    def _parse(
-        self, call: Call, endpoint: Endpoint, parsed: openai.ParsedBody
-    ) -> tuple[InferenceRequest, Deployment]:
-        """What was read to a request and the deployment that it names, or InvalidRequest and ModelNotFound."""
-        assert call.principal is not None, "inference is never anonymous"
-        call.body = b""  # megabytes, perhaps, which what was parsed holds again
-        if call.must_stream and parsed.wire_fields.get("stream") is False:
-            raise InvalidRequest("every answer is streamed here", param="stream")
-        deployment = self.dispatch.deployment(parsed.model)
-        if endpoint.task not in deployment.tasks:
-            raise InvalidRequest(f"the model `{parsed.model}` does not serve {endpoint.value}", param="model")
-        openai.check_against(deployment, parsed)
-        request = InferenceRequest(
-            id=call.request_id,
-            principal=call.principal,
-            endpoint=endpoint,
-            model=parsed.model,
-            canonical=parsed.canonical,
-            wire_fields=parsed.wire_fields,
-            is_streaming=parsed.is_streaming or call.must_stream,
-            wants_usage=parsed.wants_usage,
-            prompt_bytes=parsed.prompt_bytes,
-            output_tokens_max=parsed.output_tokens_max,
-            choices=parsed.choices,
-            arrived_s=call.received_s,
-            arrived_wall_s=self.clock.wall_s(),
-            deadline_s=self._deadline_s(call),
-            # The head of a WebSocket is that of all its requests.
-            is_keyed=KEY_HEADER in call.head.headers and not call.must_stream,
-            priority=priority_asked(call.head.headers),
-        )
-        return request, deployment
-
     def _stopping(self) -> NoReadyReplica:
         return NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.DRAINING)
-
-    def _deadline_s(self, call: Call) -> float:
-        """When the request's time is over: what its header asks for, or what every request has."""
-        value = call.head.headers.get(b"x-headrace-deadline-ms")
-        if value is None:
-            return call.received_s + self._limits.deadline_s
-        if not value.isdigit() or len(value) > 9 or int(value) == 0:
-            raise InvalidRequest("X-Headrace-Deadline-Ms must be a whole number of milliseconds, at least 1")
-        return call.received_s + min(self._limits.deadline_max_s, int(value) / 1000.0)
 
     def _answer_headers(self, request: InferenceRequest, deployment: Deployment) -> bytes:
         """The lines that every answer of the walk has: the revision, and the tenant's bucket in the words of OpenAI's clients."""

@@ -11,8 +11,8 @@ from websockets.frames import CloseCode
 
 from headrace.core.errors import HeadraceError, InvalidRequest, Unauthenticated
 from headrace.core.ids import RequestId
-from headrace.gateway.call import PauseWatcher
-from headrace.gateway.connection import ConnectionOwner, Screened
+from headrace.gateway.call import PauseWatcher, Screened
+from headrace.gateway.connection import ConnectionOwner
 from headrace.gateway.routes import Route, WebSocketRoute
 from headrace.gateway.transport import LINGER_S, CallerTransport, paced_limit_s
 from headrace.gateway.walk import Walk
