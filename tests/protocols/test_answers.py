@@ -365,3 +365,31 @@ def test_text_that_no_caller_could_read_is_not_passed_on() -> None:
             ).take(event)
         with pytest.raises(answers.BadAnswer):
             answers.read_whole(event, hides_cached=False)
+
+
+@given(
+    content=st.text() | st.sampled_from([',"timings":{', '"timings":{}}', "}}", '{"timings":{"a":1}}']),
+    timings=st.dictionaries(
+        st.text(max_size=4),
+        st.integers() | st.text(max_size=4) | st.lists(st.integers(), max_size=2),
+        max_size=4,
+    ),
+    before=st.booleans(),
+    after=st.booleans(),
+)
+def test_counts_beside_a_piece_of_text_are_cut_off_and_nothing_else(
+    content: str, timings: dict[str, Any], before: bool, after: bool
+) -> None:
+    """Wherever the field stands, and whatever the text looks like."""
+    reader = answers.StreamedAnswer(choices=1, wants_usage=True, hides_cached=False, hides_progress=True)
+    begun = chunk(choice("content", "a"))
+    assert reader.take(begun) == begun
+    fields = json.loads(chunk(choice("content", content or "b")))
+    counts = {**timings, "prompt_n": 1, "predicted_n": 2, "cache_n": 0}
+    event: dict[str, Any] = {"timings": counts, **fields} if before else {**fields, "timings": counts}
+    event |= {"nested": {"timings": {"a": 1}}} if after else {}
+    taken = reader.take(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
+    assert taken is not None
+    del event["timings"]
+    assert json.loads(taken) == event
+    assert reader.usage(prompt_bytes=4).completion_tokens == 2

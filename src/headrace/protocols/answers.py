@@ -70,6 +70,7 @@ class _Chunk(msgspec.Struct, gc=False):
 
 
 _ABSENT = msgspec.Raw(b"null")
+_TIMINGS = b',"timings":{'
 # What engines call an end that is none: they gave the request up, or failed.
 CUT_SHORT = frozenset({"abort", "error"})
 
@@ -157,7 +158,7 @@ class StreamedAnswer:
         except NOT_JSON as error:
             raise BadAnswer("an event is not a chunk of an answer") from error
         if len(chunk.choices) == 1 and self._is_plain(chunk, chunk.choices[0]):
-            return payload
+            return payload if chunk.timings is None else self._without_timings(payload, chunk, chunk.timings)
         if chunk.error is not None:
             self.fault = fault_of(chunk.error, status=500)
             return None
@@ -176,14 +177,7 @@ class StreamedAnswer:
                 is_odd = True
             self.content_bytes += _content_bytes(choice)
         if chunk.timings is not None:
-            timings = chunk.timings
-            counted = _credible(
-                timings.prompt_n + timings.cache_n,
-                timings.predicted_n,
-                timings.cache_n,
-                UsageSource.CUMULATIVE,
-            )
-            self._progress = _later(self._progress, counted)
+            self._count(chunk.timings)
         try:
             if is_odd:
                 payload = self._mended(payload, chunk)
@@ -203,7 +197,6 @@ class StreamedAnswer:
             delta is None
             or choice.finish_reason is not None
             or chunk.usage is not None
-            or chunk.timings is not None
             or chunk.error is not None
             or delta.reasoning_content is not None
             or delta.reasoning is not None
@@ -218,6 +211,23 @@ class StreamedAnswer:
             return False
         self.content_bytes += len(text) if text.isascii() else len(text.encode())
         return True
+
+    def _count(self, timings: _Timings) -> None:
+        counted = _credible(
+            timings.prompt_n + timings.cache_n, timings.predicted_n, timings.cache_n, UsageSource.CUMULATIVE
+        )
+        self._progress = _later(self._progress, counted)
+
+    def _without_timings(self, payload: bytes, chunk: _Chunk, timings: _Timings) -> bytes | None:
+        """A piece of text that came with counts: they are read, and most often simply cut off."""
+        self._count(timings)
+        shown = _cut_timings(payload) if self._hides_progress or self._hides_cached else payload
+        if shown is not None:
+            return shown
+        try:
+            return self._without_hidden(payload, chunk)
+        except NOT_JSON as error:
+            raise BadAnswer("an event holds what is not JSON") from error
 
     def usage(self, *, prompt_bytes: int) -> TokenUsage:
         """The counts so far, for an attempt that a replica worked on."""
@@ -295,6 +305,20 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
     except NOT_JSON as error:
         raise BadAnswer("the body holds what is not JSON") from error
     return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
+
+
+def _cut_timings(payload: bytes) -> bytes | None:
+    """The event without its last field, if that is `timings` with nothing but numbers; else None.
+
+    Inside a string the quotes would be escaped, so what is found is a field; and since two braces follow it, of which one
+    is its own, it is a field of the outermost object.
+    """
+    at = payload.rfind(_TIMINGS)
+    if at < 0:
+        return None
+    rest = payload[at + len(_TIMINGS) :]
+    is_last = rest.endswith(b"}}") and rest.count(b"}") == 2 and b"{" not in rest and b"[" not in rest
+    return payload[:at] + b"}" if is_last else None
 
 
 def _check_text(data: bytes) -> None:
