@@ -248,6 +248,40 @@ def test_headers_in_a_message_hold_for_the_next_request_alone(solo: Rig) -> None
         assert ask(connection).text == TEXT_OF_ALL
 
 
+def test_work_with_a_key_is_done_once_here_too(solo: Rig) -> None:
+    """Idempotency-Key, given for one request: who asks again gets the same events, here and over HTTP, and no replica works."""
+    name = '{"headers": {"Idempotency-Key": "over a websocket"}}'
+    before = solo.engine.stats()["requests"]
+    with dial(solo.provider.port, solo.key) as connection:
+        answers = []
+        for _ in range(2):
+            connection.send(name)
+            answers.append(ask(connection, stream=True))
+        first, again = answers
+        connection.send(name)
+        other = ask(connection, stream=True, max_tokens=3).end
+        unnamed = ask(connection, stream=True, max_tokens=3)
+    assert (again.events, again.end["object"]) == (first.events, "headrace.done")
+    assert again.opening["headers"]["x-headrace-idempotent-replay"] == "true"
+    original = again.opening["headers"]["x-headrace-original-request-id"]
+    assert original == first.opening["request_id"] != again.opening["request_id"]
+    assert (other["status"], other["error"]["param"]) == (400, "Idempotency-Key")
+    assert unnamed.end["object"] == "headrace.done"
+    over_http = solo.ask(headers="idempotency-key: over a websocket\r\n", stream=True)
+    assert over_http.payloads == [*first.events, "[DONE]"]
+    assert solo.engine.stats()["requests"] == before + 2
+
+
+def test_a_whole_answer_and_a_stream_are_not_the_same_work(solo: Rig) -> None:
+    """Here every answer is a stream, whatever the body says; over HTTP the same body asks for a whole one."""
+    assert solo.ask(headers="idempotency-key: whole\r\n", stream=None).status == 200
+    with dial(solo.provider.port, solo.key) as connection:
+        connection.send('{"headers": {"Idempotency-Key": "whole"}}')
+        end = ask(connection, stream=None).end
+        assert (end["status"], end["error"]["param"]) == (400, "Idempotency-Key")
+        assert ask(connection).text == TEXT_OF_ALL
+
+
 @pytest.mark.parametrize(
     ("headers", "told"),
     [

@@ -84,7 +84,10 @@ class Idempotency:
                 f"{PARAM} must be 1 to {KEY_BYTES_MAX} printable ASCII characters", param=PARAM
             )
         tenant = request.principal.tenant
-        asked = msgspec.json.encode((request.endpoint, request.model, request.wire_fields))
+        # Whether it is streamed isn't only a field: over WebSocket every answer is.
+        asked = msgspec.json.encode(
+            (request.endpoint, request.model, request.wire_fields, request.is_streaming)
+        )
         digest = hashlib.sha256(asked + request.canonical).digest()
         known = await self._table.begin(tenant, key, digest=digest, now_s=self._clock.now_s())
         match known:

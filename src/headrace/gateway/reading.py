@@ -69,8 +69,7 @@ def request_of(
         arrived_s=call.received_s,
         arrived_wall_s=wall_s,
         deadline_s=deadline_s,
-        # The head of a WebSocket is that of all its requests.
-        is_keyed=KEY_HEADER in call.head.headers and not call.must_stream,
+        is_keyed=KEY_HEADER in call.head.headers,
         priority=_priority_asked(call.head.headers),
     )
 
