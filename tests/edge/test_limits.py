@@ -132,7 +132,7 @@ def limited() -> Iterator[Edge]:
 
 @pytest.mark.slow
 def test_a_spent_rate_is_a_429_with_everything_that_a_client_needs(limited: Edge) -> None:
-    key = limited.service.key("brisk", requests_per_minute=30, requests_burst=2)
+    key = limited.service.key("brisk", requests_per_minute=2, requests_burst=2)
     first, second, third = (limited.service.chat(key) for _ in range(3))
     assert [first[0], second[0], third[0]] == [200, 200, 429]
     assert (first[1]["x-ratelimit-limit-requests"], first[1]["x-ratelimit-remaining-requests"]) == ("2", "1")
@@ -141,7 +141,7 @@ def test_a_spent_rate_is_a_429_with_everything_that_a_client_needs(limited: Edge
     assert headers["x-ratelimit-remaining-requests"] == "0"
     assert headers["x-headrace-reason"] == "rate_limited"
     assert headers["x-should-retry"] == "true"
-    assert headers["retry-after"] in ("1", "2")
+    assert 1 <= int(headers["retry-after"]) <= 30
     assert limited.service.chat(limited.key)[0] == 200  # others are served meanwhile
 
 

@@ -122,13 +122,25 @@ def test_short_of_memory_it_lets_go_of_messages_that_are_on_their_way() -> None:
         wait_until(lambda: level(edge) == "calm", what="the pressure to be over")
 
 
-def test_near_its_limit_it_answers_but_keeps_no_connection(edge: Edge) -> None:
+@contextmanager
+def nearly_full() -> Iterator[Edge]:
+    """A process between 90 % and 95 % of its limit on memory, of which only its like can tell how much it takes."""
+    used = 0
+    for _ in range(10):
+        config = f"[pressure]\nmemory_bytes_max = {int(used / 0.925)}\n" if used else ""
+        with running_edge(config=config) as edge:
+            assert edge.service.get("/livez")[0] == 200
+            time.sleep(1.0)  # some ticks, of which each reads the memory once
+            if level(edge) == "brief":
+                yield edge
+                return
+            used = edge.service.resident_bytes
+    raise AssertionError(f"no process like the one before took as much as it: {used} bytes")
+
+
+def test_near_its_limit_it_answers_but_keeps_no_connection() -> None:
     """T15, the first step; and a connection that idles is closed soon."""
-    used = edge.service.resident_bytes
-    # Between 90 % and 95 % of the limit, on a process that is like the other one.
-    config = f"[pressure]\nmemory_bytes_max = {int(used / 0.925)}\n"
-    with running_edge(config=config) as pressed:
-        wait_until(lambda: level(pressed) == "brief", what="the first step")
+    with nearly_full() as pressed:
         with pressed.service.connect() as connection:
             connection.sendall(LIVEZ)
             (answer,) = answers(read(connection, silence_s=30).data)
@@ -172,9 +184,9 @@ def test_an_event_loop_that_is_late_again_and_again_refuses() -> None:
 
 def test_one_long_pause_refuses_nobody() -> None:
     """It is over when it is seen."""
-    with running_edge(config="[pressure]\nlag_s_max = 0.2\n") as edge:
+    with running_edge(config="[pressure]\nlag_s_max = 1.0\n") as edge:
         os.kill(edge.service.pid, signal.SIGSTOP)
-        time.sleep(1.5)  # the stimulus itself
+        time.sleep(3.0)  # the stimulus itself
         os.kill(edge.service.pid, signal.SIGCONT)
         assert edge.is_healthy()
         assert changes(edge) == []
@@ -241,7 +253,7 @@ def one_answer(connection: socket.socket) -> Answer:
 
 def test_idle_callers_beyond_the_descriptors_wait_without_a_busy_loop() -> None:
     """T16: nobody spins over a listening socket that can't be served, and who idles makes room."""
-    config = "[server]\nidle_timeout_s = 600.0\nheader_timeout_s = 5.0\n"
+    config = "[server]\nidle_timeout_s = 600.0\nheader_timeout_s = 60.0\n"
     with running_edge(config=config, descriptors_max=DESCRIPTORS) as edge, ExitStack() as stack:
         crowd = [stack.enter_context(edge.service.connect(timeout_s=60)) for _ in range(CROWD)]
         wait_until(lambda: is_pausing(edge), what="the backlog to be left alone")

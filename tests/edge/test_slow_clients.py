@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.edge.conftest import Edge, running_edge
-from tests.support.http_answers import answers
+from tests.support.http_answers import answers, read_answers
 from tests.support.provider import wait_until
 from tests.support.wire import read
 
-HEADER_TIMEOUT_S = 0.6
-IDLE_TIMEOUT_S = 1.5
+HEADER_TIMEOUT_S = 1.5
+IDLE_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 60
-WRITE_STALL_LIMIT_S = 1.0
+WRITE_STALL_LIMIT_S = 2.0
 CONFIG = f"""
 [request]
 write_stall_limit_s = {WRITE_STALL_LIMIT_S}
@@ -41,7 +41,7 @@ def post(edge: Edge, headers: str) -> bytes:
     ).encode()
 
 
-def drip(connection: socket.socket, piece: bytes, *, every_s: float, limit_s: float = 20.0) -> bytes:
+def drip(connection: socket.socket, piece: bytes, *, every_s: float, limit_s: float = 60.0) -> bytes:
     """Sends a piece again and again until the other side answers or ends; what it said."""
     connection.settimeout(every_s)
     until_s = time.monotonic() + limit_s
@@ -100,14 +100,14 @@ def test_a_fast_start_does_not_pay_for_a_long_silence(strict: Edge) -> None:
 
 @pytest.mark.slow
 def test_a_body_faster_than_the_limit_may_take_its_time(strict: Edge) -> None:
-    """Longer than the header limit, on a slow line: 20 KB in two seconds."""
-    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "a" * 20_000}]}).encode()
+    """Longer than the header limit, on a slow line: 30 KB in three seconds."""
+    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "a" * 30_000}]}).encode()
     with strict.service.connect() as connection:
         connection.sendall(post(strict, f"Content-Length: {len(body)}\r\n"))
         for start in range(0, len(body), 1000):
             connection.sendall(body[start : start + 1000])
             time.sleep(0.1)  # the stimulus itself
-        assert [a.status for a in answers(read(connection, silence_s=1).data)] == [200]
+        assert [a.status for a in answers(read_answers(connection, count=1).data)] == [200]
 
 
 @pytest.mark.slow
@@ -163,9 +163,10 @@ def test_healthy_callers_notice_nothing_of_slow_ones(strict: Edge) -> None:
 def test_a_connection_too_many_is_closed_and_those_before_it_are_served(strict: Edge) -> None:
     """And there is room again as soon as one leaves."""
     wait_until(lambda: strict.service.status()["connections"] == 0, what="all connections to be gone")
-    held = [strict.service.connect() for _ in range(CONNECTIONS_MAX)]
+    held: list[socket.socket] = []
     try:
-        for connection in held:
+        for _ in range(CONNECTIONS_MAX):
+            held.append(connection := strict.service.connect())
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n")
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
         with strict.service.connect() as extra:
@@ -185,7 +186,7 @@ def test_a_connection_too_many_is_closed_and_those_before_it_are_served(strict: 
 def test_who_sends_requests_and_never_reads_is_not_answered_without_end(strict: Edge) -> None:
     """T12 without a key: answers that nobody takes would fill our memory; so reading stops, and then the connection ends."""
     requests = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n" * 10_000
-    with strict.service.connect(timeout_s=20) as connection:
+    with strict.service.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             connection.sendall(requests * 100)
@@ -213,9 +214,9 @@ def test_a_whole_answer_that_is_taken_slowly_arrives(strict: Edge) -> None:
         connection.sendall(post(strict, f"Content-Length: {len(BODY)}\r\n") + BODY)
         started_s = time.monotonic()
         while received < 6_000_000:
-            received += len(piece := connection.recv(150_000))
+            received += len(piece := connection.recv(100_000))
             assert piece, f"cut after {received} bytes"
-            time.sleep(0.06)  # the stimulus itself
+            time.sleep(0.08)  # the stimulus itself
     assert time.monotonic() - started_s > 2 * WRITE_STALL_LIMIT_S
     strict.engine.set_faults("")
 

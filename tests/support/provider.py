@@ -18,6 +18,8 @@ from typing import Any
 
 from tests.support.models import shared_root, shared_store
 
+# A machine that is busy with other things must not make a service give up keep-alive and work; tests of that say so.
+CALM = "\n[pressure]\nlag_s_max = 30.0\n"
 HEADRACE = [sys.executable, "-m", "headrace"]
 START_LIMIT_S = 60.0
 
@@ -211,6 +213,8 @@ def provider(
             command += ["--upstream", url]
         if upstream_slots is not None:
             command += ["--upstream-slots", str(upstream_slots)]
+        if "[pressure]" not in config and "--config" not in arguments:
+            config += CALM
         if config:
             file = Path(folder) / "headrace.toml"
             file.write_text(config)

@@ -204,7 +204,9 @@ class WebSocketConnection(CallerTransport):
             return
         elif self._is_stuck(transport, now_s):
             transport.abort()
-        elif not self._backlog and now_s - self._heard_s >= self._owner.idle_timeout_s:
+        elif self._backlog or self._dialogue.is_receiving:
+            return  # not idle: the message is watched by its pace
+        elif now_s - self._heard_s >= self._owner.idle_timeout_s:
             self._close(CloseCode.NORMAL_CLOSURE, "idle")
 
     def _is_dripping(self, now_s: float) -> bool:
