@@ -273,6 +273,13 @@ def test_an_unknown_model_is_named_in_the_refusal() -> None:
     assert refused.value.param == "model"
 
 
+def test_a_model_that_was_withdrawn_while_its_request_was_read_is_not_ready() -> None:
+    dispatch = dispatcher(replica("a"))
+    dispatch.publish(fleet(), now_s=0.0)
+    with pytest.raises(NoReadyReplica, match="no longer offered"):
+        dispatch.arrive(ticket(), now_s=0.0)
+
+
 def test_a_deployment_without_replicas_says_when_to_come_back() -> None:
     with pytest.raises(NoReadyReplica) as refused:
         come(dispatcher(), ticket(), now_s=0.0)

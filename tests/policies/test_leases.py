@@ -252,6 +252,32 @@ def test_slots_of_a_vanished_replica_come_back_without_a_word_about_their_tenant
     assert [slot.number for slot in grant.slots] == [0, 1, 2, 3]
 
 
+def test_slots_that_are_still_on_their_way_to_a_worker_are_not_what_it_gives_back() -> None:
+    """Its replica was out for a moment: what it returns in a lump is what it had then, not what was lent to it since."""
+    pool = Pool(SLOTS, 3, workers=2, has_caches=True)
+    pool.offer(0)
+    pool.resize(0)
+    pool.resize(3)
+    [(_, grant)] = pool.want(0, 2)
+    assert isinstance(grant, Grant)
+    assert [slot.number for slot in grant.slots] == [1, 2]
+    pool.returned(0, 1, [])
+    [(_, rest)] = pool.offer(1)
+    assert isinstance(rest, Grant)
+    assert [slot.number for slot in rest.slots] == [0]
+
+
+def test_who_wanted_slots_of_a_replica_that_is_gone_asks_anew_when_it_is_back() -> None:
+    pool = Pool(SLOTS, 1, workers=2)
+    pool.offer(0)
+    pool.want(1, 1)
+    pool.resize(0)
+    assert pool.want(1, 1) == []
+    assert pool.returned(0, 1, []) == [(0, Sated(SLOTS))]
+    assert pool.resize(1) == []
+    assert pool.want(1, 1) == [(1, Grant(SLOTS, 1, 1))]
+
+
 def test_a_lowered_limit_calls_back_what_is_too_much_and_says_when_it_is_enough() -> None:
     pool = Pool(PLACES, 8, workers=2)
     pool.offer(0)
@@ -271,6 +297,16 @@ def test_whoever_waits_hears_at_once_that_all_is_in_use_and_later_that_it_is_not
     assert pool.returned(0, 0, []) == [(1, Deny(PLACES))]
     assert not pool.is_waiting
     assert pool.returned(0, 1, [])[0] == (1, Grant(PLACES, 1, 2))
+
+
+def test_every_question_has_an_answer_however_often_it_is_asked() -> None:
+    """T54: a worker that has no answer takes the authority for silent."""
+    pool = Pool(PLACES, 2, workers=2)
+    pool.offer(0)
+    pool.offer(1)
+    pool.want(1, 3)
+    pool.returned(0, 0, [])
+    assert pool.want(1, 2) == [(1, Deny(PLACES))]
 
 
 def test_a_worker_that_does_not_answer_holds_up_nobody() -> None:

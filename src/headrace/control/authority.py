@@ -70,6 +70,8 @@ class Authority:
 
     def received(self, worker: WorkerId, message: Asking) -> None:
         match message:
+            case Want(key) | Return(key) if key.kind is PoolKind.SLOTS and key not in self._pools:
+                pass  # sent before the worker heard that they are gone
             case Want(key, count):
                 self._tell(self._limit(message))
                 pool = self._pool(key)
@@ -119,7 +121,7 @@ class Authority:
 
     def _pool(self, key: PoolKey) -> Pool:
         pool = self._pools.get(key)
-        if pool is None:  # slots that are no longer offered have none to lend
+        if pool is None:
             pool = self._pools[key] = Pool(key, 0, workers=self._workers)
         return pool
 

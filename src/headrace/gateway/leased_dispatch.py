@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot, Replica
-from headrace.core.leases import Asking, Grant, Lending, LentSlot, PoolKey, PoolKind, Tokens
+from headrace.core.leases import Asking, Lending, LentSlot, PoolKey, PoolKind, Tokens
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
@@ -53,8 +53,7 @@ class LeasedDispatch(Dispatch):
             self._leased_limiter.received(message)
             return
         self._leases.received(message)
-        if isinstance(message, Grant):
-            self._drop_if_gone(self._leases.stock(message.key))
+        self._drop_if_gone(self._leases.stock(message.key))
 
     def limits_changed(self, principals: list[Principal], *, revision: int) -> None:
         """Tenants and their limits as they are now."""
@@ -65,13 +64,18 @@ class LeasedDispatch(Dispatch):
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         super().publish(snapshot)
+        offered = {_slot_key(model, load) for model, load in self.loads()}
         for stock in self._leases:
             stock.changed(())  # a model that came back begins without places, as everyone new
+            if isinstance(stock, _SlotStock) and stock.key not in offered:
+                stock.wanted = 0  # the authority has heard it too
             self._drop_if_gone(stock)
+        self._ask_for_slots()
 
     def wake(self) -> None:
         self._leased_limiter.tick(self._clock.now_s())
         super().wake()
+        self._ask_for_slots()
 
     def give_back(
         self,
@@ -91,9 +95,7 @@ class LeasedDispatch(Dispatch):
             self._freed(PoolKey(PoolKind.QUEUE, ticket.model))
 
     async def wait(self, ticket: Ticket) -> None:
-        for model, load in self.loads():
-            if model == ticket.model:
-                self._leases.ask(self._leases.stock(_slot_key(model, load)))
+        self._ask_for_slots()
         try:
             await super().wait(ticket)
         finally:
@@ -124,9 +126,16 @@ class LeasedDispatch(Dispatch):
             self._leases.drop(stock)
             self.set_slots(stock.key.name, (stock.key.replica, stock.key.generation), None)
 
+    def _ask_for_slots(self) -> None:
+        """Of every replica that somebody waits for, also of one that is new, or that may run more than it could."""
+        for model, load in self.loads():
+            if self.queue_length(model):
+                self._leases.ask(self._leases.stock(_slot_key(model, load)))
+
     def _freed(self, key: PoolKey) -> None:
         if key in self._leases.pressed:
             self._leases.freed(key)
+            self._drop_if_gone(self._leases.stock(key))
 
     def _make_stock(self, key: PoolKey) -> Stock:
         match key.kind:
@@ -216,9 +225,7 @@ class _SlotStock(Stock):
 
     def changed(self, lent: Sequence[LentSlot]) -> None:
         load = self.load
-        if load is None:
-            return
-        if load.slot_table is not None:
+        if load is not None and load.slot_table is not None:
             for index, last_tenant in lent:
                 load.slot_table.lend(index, last_tenant)
         self._set_slots(self.key.name, self._replica, self.usable)

@@ -169,6 +169,7 @@ class LeasedLimiter:
         rate.principal = principal
         self._expire(rate, now_s)
         if self._leases.is_silent:
+            self._ask(rate)  # so that there is an answer when it speaks again
             self._take_ours(rate, now_s)
             return
         if now_s < rate.denied_until_s:

@@ -148,7 +148,10 @@ class Leases:
         return stock.waiters
 
     def tell_limit(self, stock: Stock) -> None:
-        """The pool has another size."""
+        """The pool has another size, or none: then nothing of it is counted any more."""
+        stock.is_denied = False
+        if not stock.total:
+            stock.wanted = 0
         self._send(Want(stock.key, stock.wanted, stock.total, self.revision))
 
     def freed(self, key: PoolKey) -> None:
@@ -180,8 +183,11 @@ class Leases:
                 self.pressed.discard(stock.key)
                 stock.changed(())
             case Deny():
-                stock.is_denied = True
-                stock.wanted = 1
+                if (
+                    stock.wanted
+                ):  # else the question was withdrawn meanwhile, and the authority won't come back to it
+                    stock.is_denied = True
+                    stock.wanted = 1
                 stock.waiters.wake(len(stock.waiters))
 
     def drop(self, stock: Stock) -> None:
@@ -189,12 +195,16 @@ class Leases:
         if stock.held:
             self._send(Return(stock.key, stock.held))
         self.pressed.discard(stock.key)
+        self._due.pop(stock.key, None)
         del self._stocks[stock.key]
 
     def _ask(self) -> None:
         due, self._due = self._due, {}
         for stock in due.values():
-            wish = stock.wish()
+            if stock.is_denied:
+                continue  # the authority knows that we want one, and says when there is one
+            # Of those who were refused in a silence nobody waits; without a question it would have no end.
+            wish = stock.wish() or int(self.is_silent)
             # A wish that has grown a little is no news: what is granted meanwhile says whether it was enough.
             if (wish == 0) != (stock.wanted == 0) or wish >= 2 * stock.wanted > 0:
                 stock.wanted = wish

@@ -100,7 +100,9 @@ class Dispatcher:
 
         Raises NoReadyReplica, DeadlineExceeded, or Saturated where every replica rests.
         """
-        state = self._states[ticket.model]
+        state = self._states.get(ticket.model)
+        if state is None:  # it was, when the request was read
+            raise NoReadyReplica("the model is no longer offered", retry_after_s=admission.RETRY_AFTER_MIN_S)
         _refuse_late(ticket, now_s)
         if not state.loads:
             raise NoReadyReplica(

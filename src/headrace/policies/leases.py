@@ -72,6 +72,8 @@ class Pool:
         self._total = total
         if self._slots is not None:
             self._slots.resize(total)
+        if self._is_withdrawn:
+            self._wants.clear()
         return self._settle()
 
     def offer(self, worker: WorkerId) -> Messages:
@@ -80,11 +82,13 @@ class Pool:
 
     def want(self, worker: WorkerId, count: int) -> Messages:
         """The worker has a use for `count` more; 0: for none."""
+        if self._is_withdrawn:
+            return []
+        self._denied.discard(worker)  # every question has its answer
         if count > 0:
             self._wants[worker] = count  # who waits already keeps its place
         else:
             self._wants.pop(worker, None)
-            self._denied.discard(worker)
         return self._settle()
 
     def returned(self, worker: WorkerId, count: int, slots: list[LentSlot]) -> Messages:
@@ -127,6 +131,11 @@ class Pool:
     def is_waiting(self) -> bool:
         """Whether somebody who waits for an answer gets none before others have answered."""
         return bool(self._wants and self._unanswered) and self.key.kind is not PoolKind.SLOTS
+
+    @property
+    def _is_withdrawn(self) -> bool:
+        """Its replica is gone. A worker that still wants slots of it is about to hear that; should it come back, they ask anew."""
+        return not self._total and self.key.kind is PoolKind.SLOTS
 
     @property
     def _share(self) -> int:
@@ -241,7 +250,7 @@ class _FreeSlots:
         self._total = 0
         self._free: deque[LentSlot] = deque()
         self._settling: deque[LentSlot] = deque()
-        self._lent: dict[WorkerId, set[int]] = {}
+        self._lent: dict[WorkerId, dict[int, None]] = {}  # in the order in which they were lent
         self.resize(total)
 
     def resize(self, total: int) -> None:
@@ -253,21 +262,24 @@ class _FreeSlots:
         lent = [slot for slot in self._free if slot.number < self._total][:count]
         for slot in lent:
             self._free.remove(slot)
-        self._lent.setdefault(worker, set()).update(slot.number for slot in lent)
+        self._lent.setdefault(worker, {}).update((slot.number, None) for slot in lent)
         return lent
 
     def returned(self, worker: WorkerId, slots: list[LentSlot], *, unknown: int) -> None:
-        """`unknown` more, of which nobody knows whose prompts they hold: all that the worker has left."""
-        mine = self._lent.setdefault(worker, set())
-        if unknown:
-            slots = [*slots, *(LentSlot(index, None) for index in sorted(mine))]
-        assert mine.issuperset(slot.number for slot in slots), "a worker gives back the slots that it has"
-        mine.difference_update(slot.number for slot in slots)
+        """`unknown` more, of which nobody knows whose prompts they hold: all that the worker had when it sent this. What
+        was lent to it since is still on its way."""
+        mine = self._lent.setdefault(worker, {})
+        assert all(slot.number in mine for slot in slots), "a worker gives back the slots that it has"
+        for slot in slots:
+            del mine[slot.number]
+        for number in list(mine)[:unknown]:
+            del mine[number]
+            self._free.append(LentSlot(number, None))
         self._free.extend(slots)
 
     def lost(self, worker: WorkerId) -> None:
         """Nobody knows whose prompts they hold now, so nobody may reuse them."""
-        self._settling.extend(LentSlot(index, None) for index in sorted(self._lent.pop(worker, ())))
+        self._settling.extend(LentSlot(index, None) for index in sorted(self._lent.pop(worker, {})))
 
     def settled(self, count: int) -> None:
         self._free.extend(self._settling.popleft() for _ in range(count))
