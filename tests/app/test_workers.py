@@ -285,32 +285,6 @@ def test_keys_are_in_force_on_every_worker_when_the_command_returns() -> None:
         assert {ask(running, key) for _ in range(24)} == {401}
 
 
-def test_work_with_an_idempotency_key_is_done_once_whichever_workers_are_asked() -> None:
-    """Also when the worker that does it dies: then whoever asks again has it done anew."""
-    with service(slots=8, ttft_ms=20, tokens=3) as (running, engine):
-        key = running.key()
-        named = {"idempotency-key": "order-1"}
-        bodies = {running.chat(key, headers=named)[2] for _ in range(16)}
-        assert len(bodies) == 1
-        assert engine.stats()["done"] == 1
-
-    with service(slots=8, ttft_ms=60_000, tokens=3) as (running, engine):
-        key = running.key()
-        with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(ask, running, key, headers=named)
-            engine.wait_for_stats(lambda stats: stats["running"] == 1, within_s=60)
-            assert {ask(running, key, headers=named) for _ in range(12)} == {429}
-            [victim] = wait_until(
-                lambda: [row["pid"] for row in workers_of(running) if row["in_flight"]], what="the count"
-            )
-            os.kill(victim, signal.SIGKILL)
-            assert first.result() == 0
-            again = pool.submit(ask, running, key, headers=named)
-            engine.wait_for_stats(lambda stats: stats["running"] == 1 and stats["requests"] == 2, within_s=60)
-            engine.kill()
-            assert again.result() in (502, 503)
-
-
 def test_sigterm_drains_every_worker_and_ends_with_status_zero() -> None:
     """T61: what is in progress ends well, the port is closed, and no process is left."""
     with service(slots=8, ttft_ms=1500, tokens=1) as (running, engine):

@@ -342,13 +342,43 @@ def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
         wait_until(lambda: one.ask().status == 200, what="work to be taken again")
 
 
+UNKNOWN = (Reason.WORK_UNKNOWN, UNSTARTED)
+
+
+def test_named_work_of_which_the_service_says_nothing_ends_as_the_table_says() -> None:
+    """T54: the service is stopped; the workers go on."""
+    with rig({"slots": 64}, config="[server]\nworkers = 2\n") as one:
+        for way in WAYS:
+            headers = f"{way.headers}idempotency-key: {way}\r\n"
+            with books(one, UNKNOWN, has_account=False) as before:
+                os.kill(one.provider.pid, signal.SIGSTOP)
+                try:
+                    with one.open(stream=way.stream, headers=headers) as connection:
+                        answer = read_to_end(connection, way)
+                finally:
+                    os.kill(one.provider.pid, signal.SIGCONT)
+                check(before, UNKNOWN, way, Seen(answer), has_account=False)
+
+
 # --- all of it ---
 
 COVERED = {
     *test_endings.COVERED,
     *cases([*QUEUED, TIME_OVER]),
     *cases(
-        [DISPLACED, SLOW_READER, *STOPS, DRAINING, *BUGS, UNREAD, PRESSED, NO_REPLICA, NO_LEDGER, RESTING]
+        [
+            DISPLACED,
+            SLOW_READER,
+            *STOPS,
+            DRAINING,
+            *BUGS,
+            UNREAD,
+            PRESSED,
+            NO_REPLICA,
+            NO_LEDGER,
+            RESTING,
+            UNKNOWN,
+        ]
     ),
 }
 

@@ -1,60 +1,74 @@
 """Was this work done by any worker? One table of answers by Idempotency-Key, in the service, asked over the links."""
 
 import asyncio
-from collections.abc import Callable
 
 from headrace.app import link as wire
+from headrace.config import IdempotencyConfig
 from headrace.core.clock import Clock
-from headrace.core.errors import ConcurrencyLimited
+from headrace.core.errors import Saturated
 from headrace.core.ids import TenantId
 from headrace.core.leases import WorkerId
+from headrace.core.outcome import Reason
 from headrace.gateway.idempotency import PARAM, RETRY_AFTER_S, KeptAnswer
+from headrace.gateway.leases import ANSWER_LIMIT_S
 from headrace.policies.idempotency import IdempotencyTable, Known
+from headrace.protocols.frames import FRAME_BYTES_MAX
 
-# The service answers in a fraction of a millisecond. Work that must not be done twice is not begun without its word.
-ANSWER_LIMIT_S = 1.0
+# An answer goes to the service in one message, in which each event of a stream has a few bytes more.
+SHARED_ANSWER_BYTES_MAX = FRAME_BYTES_MAX // 2
+# Of what is answered while the service doesn't read, beyond this only that it was answered is handed on.
+UNSENT_BYTES_MAX = 16 * 1024 * 1024
 
 Name = tuple[TenantId, bytes]
 
 
 class SharedAnswers:
-    """The table as a worker sees it.
+    """The table as a worker sees it. Work that must not be done twice is not begun without the service's word, which nobody
+    awaits for longer than ANSWER_LIMIT_S.
 
-    State: `_questions` without an answer yet, by number; `_claims`, the question by which each key is ours.
+    State: `_questions` without an answer yet, by number; `_claims`, the question by which each key is ours; `_is_silent`
+    from a question without an answer in time to the next answer, which comes when the service goes on: it reads every
+    question, in their order.
     """
 
-    def __init__(
-        self, send: Callable[[wire.Begin | wire.Keep | wire.Drop], None], *, answer_bytes_max: int
-    ) -> None:
-        self.answer_bytes_max = answer_bytes_max
-        self._send = send
+    def __init__(self, link: wire.Link, config: IdempotencyConfig) -> None:
+        self.answer_bytes_max = min(config.answer_bytes_max, config.bytes_max, SHARED_ANSWER_BYTES_MAX)
+        self._link = link
         self._number = 0
-        self._questions: dict[int, asyncio.Future[Known | KeptAnswer]] = {}
+        self._questions: dict[int, asyncio.Future[Known | KeptAnswer | None]] = {}
         self._claims: dict[Name, int] = {}
+        self._is_silent = False
 
     async def begin(self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float) -> Known | KeptAnswer:
-        """As IdempotencyTable.begin. Raises ConcurrencyLimited when nobody says whether the work was done."""
+        """As IdempotencyTable.begin. Raises Saturated when nobody says whether the work was done."""
+        known = None if self._is_silent else await self._ask(tenant, key, digest)
+        if known is None:
+            raise Saturated(
+                "whether this work was done before can't be found out at the moment",
+                retry_after_s=RETRY_AFTER_S,
+                reason=Reason.WORK_UNKNOWN,
+                param=PARAM,
+            )
+        return known
+
+    async def _ask(self, tenant: TenantId, key: bytes, digest: bytes) -> Known | KeptAnswer | None:
+        """None without an answer in time."""
         loop = asyncio.get_running_loop()
         self._number += 1
         number = self._number
-        question: asyncio.Future[Known | KeptAnswer] = loop.create_future()
+        question: asyncio.Future[Known | KeptAnswer | None] = loop.create_future()
         self._questions[number] = question
-        timer = loop.call_later(ANSWER_LIMIT_S, _time_out, question)
-        self._send(wire.Begin(number, tenant, key, digest))
+        # Two turns later: if this process was late itself, an answer is in the socket now, and is read first.
+        timer = loop.call_later(ANSWER_LIMIT_S, loop.call_soon, loop.call_soon, self._time_out, question)
+        self._link.send(wire.Begin(number, tenant, key, digest))
         known: Known | KeptAnswer | None = None
         try:
             known = await question
-        except TimeoutError:
-            raise ConcurrencyLimited(
-                "whether this work was done before can't be found out at the moment",
-                retry_after_s=RETRY_AFTER_S,
-                param=PARAM,
-            ) from None
         finally:
             timer.cancel()
             del self._questions[number]
             if known is None:  # nobody is there to use the key, should it have become ours
-                self._send(wire.Drop(number, tenant, key))
+                self._link.send(wire.Drop(number, tenant, key))
         if known is Known.NEW:
             self._claims[tenant, key] = number
         return known
@@ -62,18 +76,26 @@ class SharedAnswers:
     def keep(self, tenant: TenantId, key: bytes, answer: KeptAnswer | None) -> None:
         number = self._claims.pop((tenant, key), None)
         if number is not None:
-            self._send(wire.Keep(number, tenant, key, answer))
+            if self._link.unsent_bytes > UNSENT_BYTES_MAX:
+                answer = None
+            self._link.send(wire.Keep(number, tenant, key, answer))
 
     def drop(self, tenant: TenantId, key: bytes) -> None:
         number = self._claims.pop((tenant, key), None)
         if number is not None:
-            self._send(wire.Drop(number, tenant, key))
+            self._link.send(wire.Drop(number, tenant, key))
 
     def received(self, message: wire.Begun) -> None:
         """The service has answered a question."""
+        self._is_silent = False
         question = self._questions.get(message.number)
         if question is not None and not question.done():
             question.set_result(Known(message.known) if message.answer is None else message.answer)
+
+    def _time_out(self, question: "asyncio.Future[Known | KeptAnswer | None]") -> None:
+        if not question.done():
+            self._is_silent = True
+            question.set_result(None)
 
 
 class AnswerDesk:
@@ -107,8 +129,3 @@ class AnswerDesk:
         """What the worker had begun is begun anew by whoever asks again."""
         for tenant, key in self._claims.pop(worker, ()):
             self._table.drop(tenant, key)
-
-
-def _time_out(question: "asyncio.Future[Known | KeptAnswer]") -> None:
-    if not question.done():
-        question.set_exception(TimeoutError())

@@ -78,10 +78,7 @@ class Worker:
         """Returns how many requests were cut at the end."""
         log = Log(_LinkLines(self._link), self._clock, worker=start.worker)
         capture_strays(log)
-        kept = start.config.idempotency
-        self._answers = SharedAnswers(
-            self._link.send, answer_bytes_max=min(kept.answer_bytes_max, kept.bytes_max)
-        )
+        self._answers = SharedAnswers(self._link, start.config.idempotency)
         self._plane = plane = DataPlane(
             start.config,
             Path(start.data),

@@ -192,6 +192,11 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
         Reason.RESTING, errors.Saturated, "every replica of the model has asked, by Retry-After, for a rest"
     ),
     _refused(Reason.LEDGER_BEHIND, errors.Saturated, "usage can't be recorded at the moment"),
+    _refused(
+        Reason.WORK_UNKNOWN,
+        errors.Saturated,
+        "the service does not say whether work with this `Idempotency-Key` was done (with several workers)",
+    ),
     _refused(Reason.PRESSED, errors.Saturated, "the process is short of memory, descriptors or time"),
     _refused(Reason.DRAINING, errors.NoReadyReplica, "it arrived after the service was asked to stop"),
     _refused(Reason.STOPPING, errors.NoReadyReplica, "the time to drain was over before it had a slot"),

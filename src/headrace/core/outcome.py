@@ -86,6 +86,7 @@ class Reason(StrEnum):
     BODY_UNREAD = "body_unread"  # too many large bodies wait to be read, or their reader ended
     RESTING = "replicas_resting"  # every replica asked, by Retry-After, to be left alone
     LEDGER_BEHIND = "ledger_behind"  # usage can't be recorded at the moment
+    WORK_UNKNOWN = "work_unknown"  # nobody says whether work with this Idempotency-Key was done
     PRESSED = "pressed"  # the process is short of memory, descriptors or time
     DRAINING = "draining"  # it came after the service was asked to stop
     STOPPING = "stopping"  # the time to finish what was in progress is over

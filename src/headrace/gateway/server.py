@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
@@ -51,6 +52,7 @@ from headrace.telemetry.metrics import Metrics
 TICK_S = 0.25
 FLUSH_CHECK_S = 0.02
 PRESSED_IDLE_S = 1.0  # under pressure: how long a kept-alive connection may idle
+Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +166,9 @@ class Gateway:
         )
         recorded: RecordedCall | None = None
         if request.is_keyed:
-            recorded = await self._idempotency.enter(call, request)
+            recorded = await self._prepare(call, self._idempotency.enter(call, request))
             if recorded is None:
+                self._tell_quiet()
                 return
             call = recorded
         account = Account(request, deployment)
@@ -210,6 +213,9 @@ class Gateway:
 
     def _end_one(self) -> None:
         self.in_progress -= 1
+        self._tell_quiet()
+
+    def _tell_quiet(self) -> None:
         if self._is_draining and not self.in_progress:
             self._quiet.set()
 
@@ -218,13 +224,11 @@ class Gateway:
         if call.is_gone:
             delivery.client_gone()
         else:
-            delivery.fail(
-                NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.STOPPING)
-            )
+            delivery.fail(self._stopping(Reason.STOPPING))
 
     def _require_open(self) -> None:
         if self._is_draining:
-            raise self._stopping()
+            raise self._stopping(Reason.DRAINING)
         if not self._accepts_work():
             raise Saturated(
                 "usage can't be recorded at the moment", retry_after_s=5.0, reason=Reason.LEDGER_BEHIND
@@ -232,25 +236,22 @@ class Gateway:
         if self.in_progress >= self._work_max:  # many bodies may have been on their way when there was room
             raise self._work_refusal()
 
-    async def _prepare(self, call: Call, parsing: Awaitable[openai.ParsedBody]) -> openai.ParsedBody:
-        """A wait before there is an account: for the parser, for media. The request counts as in progress, or a drain would not
-        wait for it."""
+    async def _prepare(self, call: Call, preparing: Awaitable[Prepared]) -> Prepared:
+        """A wait before there is an account: for the parser, for media, for what is known of a key. The request counts as in
+        progress, or a drain would not wait for it."""
         self.in_progress += 1
         try:
-            parsed = await parsing
+            prepared = await preparing
         except BaseException as error:
             self._end_one()
             if isinstance(error, asyncio.CancelledError) and not call.is_gone:
-                stopping = NoReadyReplica(
-                    "this server is stopping", retry_after_s=5.0, reason=Reason.STOPPING
-                )
-                self._refuse(call, stopping)
+                self._refuse(call, self._stopping(Reason.STOPPING))
             raise
         self.in_progress -= 1  # the walk goes on at once, and counts it again
-        return parsed
+        return prepared
 
-    def _stopping(self) -> NoReadyReplica:
-        return NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=Reason.DRAINING)
+    def _stopping(self, reason: Reason) -> NoReadyReplica:
+        return NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=reason)
 
     def _answer_headers(self, request: InferenceRequest, deployment: Deployment) -> bytes:
         """The lines that every answer of the walk has: the revision, and the tenant's bucket in the words of OpenAI's clients."""
@@ -284,7 +285,7 @@ class Gateway:
         """Completes a handshake; each message has a walk of its own from here on."""
         assert isinstance(call, HttpCall), "no other protocol has handshakes"
         if self._is_draining:
-            raise self._stopping()
+            raise self._stopping(Reason.DRAINING)
         websocket.check_origin(call.head, self._limits.websocket_origins)
         try:
             transport, screened = call.switch(websocket.accept(call.head))
@@ -439,8 +440,7 @@ class Gateway:
         while True:
             before_s = self.clock.now_s()
             await asyncio.sleep(TICK_S)
-            now_s = self.clock.now_s()
-            self.ticked_s = now_s
+            now_s = self.ticked_s = self.clock.now_s()
             lag_s = max(0.0, now_s - before_s - TICK_S)
             self._metrics.event_loop_lag_seconds.labels().set(lag_s)
             if self._ladder is not None and self._ladder.step(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Generic, TypeVar
 
 from headrace.core.ids import TenantId
@@ -38,7 +39,8 @@ class _Entry(Generic[Answer]):
 
 
 class IdempotencyTable(Generic[Answer]):
-    """What has been asked with a key, for `ttl_s` each. State: `_entries` in the order in which they end.
+    """What has been asked with a key, for `ttl_s` each, and as long as it is in progress. State: `_entries` in the order in
+    which they end.
 
     Bounded: beyond `entries_max`, or `bytes_max` for all answers, those that end first are forgotten, except those that
     are in progress, of which there are no more than requests in progress.
@@ -80,7 +82,7 @@ class IdempotencyTable(Generic[Answer]):
         """The request that `begin` called new was answered; None for an answer that is too large to be kept."""
         entry = self._entries.get((tenant, key))
         if entry is None or entry.is_done:
-            return  # it took longer than answers are kept
+            return  # it was begun by nobody
         size = 0 if answer is None else self._size_of(answer)
         if size > self.answer_bytes_max:
             answer, size = None, 0
@@ -100,10 +102,15 @@ class IdempotencyTable(Generic[Answer]):
         return len(self._entries), self._bytes
 
     def _forget_ended(self, now_s: float) -> None:
-        for name, entry in list(self._first(64)):
+        for name, entry in list(islice(self._entries.items(), 64)):
             if entry.ends_s > now_s:
                 return
-            self._forget(name, entry)
+            if entry.is_done:
+                self._forget(name, entry)
+            else:  # forgotten, its work would be done twice
+                del self._entries[name]
+                entry.ends_s = now_s + self._ttl_s
+                self._entries[name] = entry
 
     def _make_room(self, size: int) -> None:
         while len(self._entries) >= self._entries_max or self._bytes + size > self._bytes_max:
@@ -111,14 +118,6 @@ class IdempotencyTable(Generic[Answer]):
             if done is None:
                 return
             self._forget(*done)
-
-    def _first(self, count: int) -> list[tuple[KeyOf, _Entry[Answer]]]:
-        found = []
-        for item in self._entries.items():
-            found.append(item)
-            if len(found) == count:
-                break
-        return found
 
     def _forget(self, name: KeyOf, entry: _Entry[Answer]) -> None:
         del self._entries[name]
