@@ -61,7 +61,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def can_import(checkout: Path) -> bool:
     """Whether the installed environment finds the package in this checkout, from another folder."""
     told = subprocess.run(
-        [checkout / ".venv/bin/python", "-c", "import hatchling, headrace; print(headrace.__file__)"],
+        [checkout / ".venv/bin/python", "-I", "-c", "import hatchling, headrace; print(headrace.__file__)"],
         cwd="/",
         capture_output=True,
         text=True,
