@@ -299,7 +299,7 @@ def test_a_clock_that_is_stepped_by_an_hour_moves_no_duration() -> None:
         scripted_engine(itl_ms=1) as engine,
         provider(upstreams=[engine.url], program=[sys.executable, "-c", STEPPING]) as service,
     ):
-        key = service.key("brisk", requests_per_minute=60, requests_burst=5)
+        key = service.key("brisk", requests_per_minute=6, requests_burst=5)
         statuses = [service.chat(key)[0] for _ in range(4)]
         assert statuses == [200] * 4
         limited = [service.chat(key)[0] for _ in range(6)]

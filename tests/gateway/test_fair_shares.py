@@ -192,8 +192,8 @@ def test_tenants_share_the_time_of_a_replica_by_their_weights() -> None:
             for _ in range(10):
                 waiters.add("light", key=keys["light"])
                 waiters.add("heavy", key=keys["heavy"])
-        first = waiters.order()[:8]
-        assert 5 <= first.count("heavy") <= 7
+        # Nine of the first twelve, but what a turn costs is measured, on a machine that may be busy with other things.
+        assert 7 <= waiters.order()[:12].count("heavy") <= 10
         narrow.wait_until_idle()
 
 

@@ -178,7 +178,7 @@ class Pulse:
 def test_streams_keep_their_pace_while_megabytes_are_read() -> None:
     """T14, REPORTS 68: prompts of 5 and 20 MB, and numbers that cost much more; `/livez` answers meanwhile.
 
-    Compared with what these bodies cost to parse, which the loop would be held for, and each is sent three times: the
+    Compared with what these bodies cost to parse, which the loop would be held for, and they are sent until it shows: the
     machine may be busy with something else. They go to another engine than the streams come from, which would hold itself up.
     """
     numbers = json.dumps({"model": "other", "x": "0" * 40, "input": [[50000] * 9500] * 250}).encode()
@@ -211,7 +211,7 @@ def test_streams_keep_their_pace_while_megabytes_are_read() -> None:
         pauses_s: list[float] = []
         try:
             assert [ask(running, body).status for body in text] == [200, 200]
-            for _ in range(3):
+            while len(pauses_s) < 10 and min(pauses_s, default=cost_s) >= cost_s / 2:
                 start_s = time.monotonic()
                 assert ask(running, numbers, path=EMBEDDINGS).status == 200
                 end_s = time.monotonic()
