@@ -16,7 +16,8 @@ from headrace.stores.sqlite import DATABASE_NAME
 from headrace.stores.usage_report import Group, UsageReport, UsageSum
 
 _CLOCK = SystemClock()
-_OUTCOMES = ("delivered", "refused", "failed", "broken", "cancelled")
+# What was refused has no record.
+_OUTCOMES = ("delivered", "failed", "broken", "cancelled")
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 

@@ -14,9 +14,10 @@ from headrace.core.request import InferenceRequest
 from headrace.core.usage import ExecutionRecord, TokenUsage, UsageRecord, UsageSource
 from headrace.gateway.delivery import Delivery
 from headrace.telemetry.families import Distribution, Value
-from headrace.telemetry.logs import Log
+from headrace.telemetry.logs import Field, Log
 from headrace.telemetry.metrics import Metrics
 
+_COUNTED = (Outcome.BROKEN, Outcome.CANCELLED)  # whose line says what was used
 SERIES_MAX = 4096  # label values are bounded by the families; this bounds what we keep of them
 
 
@@ -103,7 +104,7 @@ class UsageCloser:
         series.requests.value += 1
         series.seconds.observe(total_s)
         if series.is_logged:
-            self._report(request, delivery, ending, total_s=total_s)
+            self._report(account, delivery, ending, total_s=total_s)
         if series.is_refused:
             assert ending.error is not None, "every refusal has its error"
             self._metrics.refusals.labels(ending.error.code).add()
@@ -161,11 +162,25 @@ class UsageCloser:
             self._series[(endpoint, model, ending)] = series
         return series
 
-    def _report(
-        self, request: InferenceRequest, delivery: Delivery, ending: Ending, *, total_s: float
-    ) -> None:
+    def _report(self, account: Account, delivery: Delivery, ending: Ending, *, total_s: float) -> None:
         assert ending.event is not None
         assert ending.error is not None
+        request, attempts, more = account.request, account.attempts, dict[str, Field]()
+        if account.queue_wait_s:
+            more["queue_wait_s"] = round(account.queue_wait_s, 3)
+        if ending.outcome is not Outcome.REFUSED:
+            more["attempts"] = len(attempts)
+            if attempts:
+                more["replica"] = attempts[-1].replica.id
+            if delivery.first_content_s is not None:
+                more["ttft_s"] = round(delivery.first_content_s - request.arrived_s, 3)
+        if ending.outcome in _COUNTED:
+            tokens = account.usage()
+            more["usage_source"] = tokens.source
+            if tokens.source is not UsageSource.UNKNOWN:
+                more["prompt_tokens"] = tokens.prompt_tokens
+                more["completion_tokens"] = tokens.completion_tokens
+                more["cached_tokens"] = tokens.cached_tokens
         self._log.event(
             ending.event,
             request_id=request.id,
@@ -177,4 +192,5 @@ class UsageCloser:
             reason=ending.reason,
             status=delivery.status,
             total_s=round(total_s, 3),
+            **more,
         )

@@ -47,7 +47,6 @@ class UsageSum:
     group: tuple[str, ...]
     requests: int
     delivered: int
-    refused: int
     failed: int
     broken: int
     cancelled: int
@@ -64,7 +63,7 @@ _ID_MARGIN_S = 3600.0
 # Aggregates in the order of UsageSum's fields.
 _SUMS = """
     count(*),
-    sum(outcome = 'delivered'), sum(outcome = 'refused'), sum(outcome = 'failed'),
+    sum(outcome = 'delivered'), sum(outcome = 'failed'),
     sum(outcome = 'broken'), sum(outcome = 'cancelled'),
     sum(prompt_tokens) FILTER (WHERE usage_source <> 'unknown'),
     sum(cached_tokens) FILTER (WHERE usage_source <> 'unknown'),

@@ -93,7 +93,7 @@ EVENTS: dict[str, Event] = {
     "request.refused": Event(
         Level.INFO,
         "Turned away before any work.",
-        (*_WHO, "status", "code", "reason", "queue_wait_s", "retry_after_s", "total_s"),
+        (*_WHO, "status", "code", "reason", "queue_wait_s", "total_s"),
     ),
     "request.failed": Event(Level.WARNING, "Work was tried; the caller got an error.", _ENDED),
     "request.broken": Event(Level.WARNING, "The answer ended early, with an error event.", _COUNTED),
