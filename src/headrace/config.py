@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -230,7 +230,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def environment(name: str) -> str | None:
     """The value of `HEADRACE_<NAME>`, the environment's mirror of a `headrace up` option; flags win over it."""
-    return os.environ.get(ENV_PREFIX + name.upper().replace("-", "_"))
+    return os.environ.get(variable(name))
+
+
+def variable(name: str) -> str:
+    """What that environment variable is called."""
+    return ENV_PREFIX + name.upper().replace("-", "_")
 
 
 def data_directory(flag: str | None) -> Path:
@@ -265,7 +270,7 @@ def parse(raw: dict[str, Any], *, file: str) -> Config:
     try:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{file}: {_told(error, raw)}") from error
     _check_ranges(config, file=file)
     return config
 
@@ -310,6 +315,36 @@ def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, fil
             for index, item in enumerate(value):
                 if isinstance(item, dict):
                     _refuse_unknown_keys(item, UpstreamConfig, file=file, path=f"upstreams[{index}].")
+
+
+_KINDS = {
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`bool`": "true or false",
+    "`str`": "text in quotes",
+    "`array`": "a list",
+    "`object`": "a table",
+}
+
+
+def _told(error: msgspec.ValidationError, raw: dict[str, Any]) -> str:
+    """What msgspec found wrong, in the words of a TOML file: the key first, then what it takes."""
+    found, _, path = str(error).partition(" - at `$")
+    key = path.removesuffix("`").lstrip(".")
+    if found.startswith("Object missing required field"):
+        return f"`{key}.{found.split('`')[1]}` is required"
+    if found.startswith("Invalid enum value"):
+        section, _, name = key.partition(".")
+        accepted = get_args(get_type_hints(_section_type(section))[name])
+        return f"`{key}` must be one of {', '.join(map(repr, accepted))}, got {raw[section][name]!r}"
+    for kind, words in _KINDS.items():
+        found = found.replace(kind, words)
+    return f"`{key}`: {found[0].lower()}{found[1:]}"
+
+
+def _section_type(section: str) -> type[msgspec.Struct]:
+    kind: type[msgspec.Struct] = get_type_hints(Config)[section]
+    return kind
 
 
 _AT_LEAST: dict[str, float] = {

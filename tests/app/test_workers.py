@@ -96,6 +96,15 @@ def test_no_slot_stays_idle_while_another_worker_has_a_queue() -> None:
             assert [each.result() for each in waiting] == [200] * 8
 
 
+def test_status_shows_the_slots_of_a_replica_whoever_has_leased_them() -> None:
+    with service(slots=5) as (running, _):
+        key = running.key()
+        assert ask_often(running, key, times=20) == {200: 20}
+        (deployment,) = at_rest(running)["deployments"]
+        (replica,) = deployment["replicas"]
+        assert (replica["slots"], replica["slots_max"]) == (5, 5)
+
+
 def test_a_tenants_concurrency_is_one_number_for_all_workers() -> None:
     """Exact: as many as allowed whichever workers they come to, and not one more."""
     config = "[tenant_defaults]\nrequests_per_minute = 0\nconcurrency_max = 5\n"

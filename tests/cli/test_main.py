@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.main import main
+
 HEADRACE = [sys.executable, "-m", "headrace"]
 
 
@@ -27,3 +29,41 @@ def test_a_reader_that_has_enough_is_no_failure(tmp_path: Path) -> None:
 def test_output_that_can_not_be_written_is_a_failure_in_one_line(tmp_path: Path) -> None:
     done = run(["models", "list", "--data", str(tmp_path)], ">/dev/full")
     assert (done.returncode, done.stderr) == (1, "headrace: No space left on device\n")
+
+
+def test_the_name_alone_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    told = capsys.readouterr().err
+    assert all(f"    {command} " in told for command in ("up", "status", "keys", "usage"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "told"),
+    [
+        (["--workers", "0"], {}, "--workers must be a whole number from 1 to 256, got '0'"),
+        ([], {"HEADRACE_WORKERS": "two"}, "HEADRACE_WORKERS must be a whole number from 1 to 256, got 'two'"),
+        ([], {"HEADRACE_PORT": "x"}, "HEADRACE_PORT must be a whole number from 0 to 65535, got 'x'"),
+        (
+            ["--upstream", "http://a", "--upstream-ca", "ca.pem"],
+            {},
+            "--upstream-ca is for upstreams with https://, and there is none",
+        ),
+        (
+            ["--tls-certificate", "/nowhere.pem", "--tls-key", "/nowhere.key"],
+            {},
+            "`server.tls_certificate`: /nowhere.pem cannot be read: No such file or directory",
+        ),
+    ],
+)
+def test_a_mistake_of_the_operator_is_told_by_its_name_before_any_model_is_fetched(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    variables: dict[str, str],
+    told: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["up", "--data", str(tmp_path), *arguments]) == 2
+    assert capsys.readouterr().err == f"headrace: {told}\n"

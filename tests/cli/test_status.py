@@ -26,12 +26,19 @@ SAID: dict[str, Any] = {
     "connections": 5,
     "in_flight": 2,
     "queued": 1,
+    "requests": {
+        "failed": {"upstream_lost": 1},
+        "refused": {"queue_full": 20, "rate_limited": 6},
+        "delivered": {"ok": 40},
+    },
     "deployments": [
         {
             "model": "small",
             "tasks": ["chat"],
             "revision": "sha256:4f6c1f1e90ab77aa55",
             "ready": 1,
+            "queued": 1,
+            "expected_wait_s": 2.34,
             "replicas": [
                 {
                     "id": "small-0",
@@ -92,10 +99,11 @@ def test_status_shows_the_service_its_models_and_its_replicas(
     assert lines[0].startswith("headrace 0.1.0, ready, up 3 h 12 min, pid 4711, port 8000, admin 127.0.0.1:")
     assert lines[1:] == [
         "connections 5, in flight 2, queued 1",
+        "requests since the start: 40 delivered, 26 refused (20 queue_full, 6 rate_limited), 1 failed (1 upstream_lost)",
         "usage records: 1842 on disk, 0 waiting, 0 failures",
         "",
-        "MODEL TASKS REVISION READY",
-        "small chat 4f6c1f1e90ab 1/1",
+        "MODEL TASKS REVISION READY QUEUED WAIT (S)",
+        "small chat 4f6c1f1e90ab 1/1 1 2.3",
         "",
         "REPLICA MODEL STATE REASON GENERATION RESTARTS SLOTS IN FLIGHT COLD START (S)",
         "small-0 small ready (ejected) - 2 1 4 2 launch 0.2 + load 1.1",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.app.report import LoadReport, PlaneReport
-from headrace.config import Config, IdempotencyConfig, MediaConfig, RequestConfig
+from headrace.config import Config, IdempotencyConfig, MediaConfig, RequestConfig, ServerConfig
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, leaves
@@ -18,6 +18,7 @@ from headrace.core.ids import ReplicaId
 from headrace.core.leases import Asking, Lending
 from headrace.core.tenant import TenantLimits
 from headrace.engines.outbox import Outbox
+from headrace.gateway import certificate
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.bodies import BodyReader
 from headrace.gateway.certificate import CertificateFiles, ServedCertificate
@@ -223,6 +224,7 @@ class DataPlane:
                     load.outstanding,
                     load.health.circuit(now_s),
                     max(0.0, load.health.rest_until_s - now_s),
+                    load.health.silence_s(now_s) if load.outstanding and load.health.is_quiet else 0.0,
                 )
                 for model, load in dispatch.loads()
             ],
@@ -257,16 +259,9 @@ class DataPlane:
 
     def _load_certificate(self) -> ServedCertificate | None:
         """None without TLS. Raises ConfigError where a file is missing or wrong."""
-        server = self._config.server
-        if not server.tls_certificate and not server.tls_key:
+        files = _certificate_files(self._config.server)
+        if files is None:
             return None
-        for key, value in (
-            ("server.tls_certificate", server.tls_certificate),
-            ("server.tls_key", server.tls_key),
-        ):
-            if not value:
-                raise ConfigError(f"`{key}` is missing: TLS needs a certificate and its private key")
-        files = CertificateFiles(Path(server.tls_certificate), Path(server.tls_key))
         return ServedCertificate(files, metrics=self._metrics, log=self._log, clock=self._clock)
 
     def _listener(self) -> Listener:
@@ -291,6 +286,25 @@ class DataPlane:
             metrics=self._metrics,
             log=self._log,
         )
+
+
+def check_certificate(server: ServerConfig) -> None:
+    """Raises ConfigError where a file for TLS is missing or wrong."""
+    if (files := _certificate_files(server)) is not None:
+        certificate.load(files)
+
+
+def _certificate_files(server: ServerConfig) -> CertificateFiles | None:
+    """None without TLS."""
+    if not server.tls_certificate and not server.tls_key:
+        return None
+    for key, value in (
+        ("server.tls_certificate", server.tls_certificate),
+        ("server.tls_key", server.tls_key),
+    ):
+        if not value:
+            raise ConfigError(f"`{key}` is missing: TLS needs a certificate and its private key")
+    return CertificateFiles(Path(server.tls_certificate), Path(server.tls_key))
 
 
 def build_gateway(

@@ -14,6 +14,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         slots: Requests that it may run there now, of the `slots_max` that it was given; outstanding: that it runs.
         rest_s: For how long it wants to be left alone.
+        silent_s: For how long it has said nothing although it has work; 0 while that is too short to matter.
     """
 
     model: str
@@ -23,6 +24,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False):
     outstanding: int
     circuit: Circuit
     rest_s: float
+    silent_s: float
 
 
 class PlaneReport(msgspec.Struct, frozen=True):

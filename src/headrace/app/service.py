@@ -15,7 +15,7 @@ from headrace.app.control_plane import ControlPlane
 from headrace.app.data_plane import DataPlane
 from headrace.app.process import calm_the_collector
 from headrace.app.report import PlaneReport
-from headrace.app.status import service_status
+from headrace.app.status import REQUEST_COUNTS, ended_requests, service_status
 from headrace.app.workers import Workers
 from headrace.config import Config
 from headrace.control.api import AdminServer, admin_token
@@ -28,7 +28,7 @@ from headrace.stores.ledger import Ledger
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logfile import RotatingFile
 from headrace.telemetry.logs import LineStream, Log
-from headrace.telemetry.merging import MetricsState
+from headrace.telemetry.merging import MetricsState, state_of
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.strays import capture_strays
 
@@ -286,12 +286,14 @@ class Service:
         self._metrics.ledger_committed.labels().set(self._ledger.committed)
 
     async def _status(self) -> dict[str, Any]:
+        counted = await self._front.counted()
         return service_status(
             await self._front.reports(),
             self._control.deployments,
             self._control.replicas(),
             uptime_s=self._clock.now_s() - self._started_s,
             workers=self._front.rows(),
+            requests=ended_requests([state_of(self._metrics, names=REQUEST_COUNTS), *counted]),
             ledger={
                 "backlog": self._ledger.backlog,
                 "committed": self._ledger.committed,

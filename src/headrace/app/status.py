@@ -1,15 +1,19 @@
 """What does `headrace status` show? The whole service as one JSON object, out of what its parts say of themselves."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import headrace
 from headrace.app.report import PlaneReport
 from headrace.control.status import ReplicaStatus
+from headrace.core import endings
 from headrace.core.fleet import Deployment
+from headrace.core.outcome import Outcome
 from headrace.policies.deployment import QueueView
 from headrace.policies.health import Circuit
 from headrace.policies.pressure import Level
+from headrace.telemetry.merging import MetricsState
 
 
 def service_status(
@@ -19,13 +23,24 @@ def service_status(
     *,
     uptime_s: float,
     ledger: Mapping[str, int],
+    requests: Mapping[str, Mapping[str, int]],
     workers: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Sums over the data planes; the keys' revision is the oldest that any of them goes by."""
+    """Sums over the data planes; the keys' revision is the oldest that any of them goes by.
+
+    Args:
+        requests: How many ended how, by outcome and reason.
+    """
     waiting = sum(plane.waiting for plane in planes)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in deployments}
+    slots = {
+        (name, replica.id): replica.slots
+        for name, deployment in deployments.items()
+        for replica in deployment.replicas
+    }
     for replica in replicas:
-        rows.setdefault(replica.deployment, []).append(_replica(replica, planes))
+        name = replica.deployment
+        rows.setdefault(name, []).append(_replica(replica, planes, slots.get((name, replica.replica), 0)))
     return {
         "version": headrace.__version__,
         "uptime_s": uptime_s,
@@ -33,6 +48,7 @@ def service_status(
         "connections": sum(plane.connections for plane in planes),
         "in_flight": sum(plane.in_progress for plane in planes) - waiting,
         "queued": waiting,
+        "requests": {outcome: dict(reasons) for outcome, reasons in requests.items()},
         "pressure": _pressure(planes),
         "deployments": [
             {
@@ -60,6 +76,32 @@ def service_status(
     }
 
 
+_REQUESTS, _REFUSALS = "headrace_requests_total", "headrace_refusals_total"
+REQUEST_COUNTS = (_REQUESTS, _REFUSALS)
+_CODES = {
+    ending.reason.value: ending.error.code for ending in endings.ENDINGS.values() if ending.error is not None
+}
+
+
+def ended_requests(counted: Iterable[MetricsState]) -> dict[str, dict[str, int]]:
+    """How many requests ended how since the start, by outcome and reason: out of metrics, which hold them already. What was
+    refused before it was known as a request of a model has its error's code for a reason."""
+    ended: dict[str, Counter[str]] = {}
+    refused: Counter[str] = Counter()  # by code, however early
+    for state in counted:
+        for series in state.get(_REQUESTS, ()):
+            _, _, outcome, reason = series.labels
+            ended.setdefault(outcome, Counter())[reason] += int(series.value)
+        for series in state.get(_REFUSALS, ()):
+            refused[series.labels[0]] += int(series.value)
+    for reason, count in ended.get(Outcome.REFUSED, Counter()).items():
+        refused[_CODES.get(reason, reason)] -= count
+    early = +refused
+    if early:
+        ended.setdefault(Outcome.REFUSED, Counter()).update(early)
+    return {str(outcome): dict(reasons.most_common()) for outcome, reasons in ended.items()}
+
+
 def _pressure(planes: Sequence[PlaneReport]) -> dict[str, str]:
     """Of the plane that is pressed hardest."""
     hardest = max(planes, key=lambda plane: plane.pressure, default=None)
@@ -83,7 +125,8 @@ def _queue(queues: Sequence[QueueView]) -> dict[str, Any]:
 _SEVERITY = (Circuit.CLOSED, Circuit.SLOW_START, Circuit.HALF_OPEN, Circuit.OPEN)
 
 
-def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport]) -> dict[str, Any]:
+def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport], slots_max: int) -> dict[str, Any]:
+    """Of the slots, those that late first tokens have taken from a plane are missing; not those that none has leased."""
     loads = [
         load
         for plane in planes
@@ -97,11 +140,12 @@ def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport]) -> dict[str, 
         "reason": status.reason,
         "generation": status.generation,
         "restarts": status.restarts,
-        "slots": sum(load.slots for load in loads),
-        "slots_max": sum(load.slots_max for load in loads),
+        "slots": max(0, slots_max - sum(load.slots_max - load.slots for load in loads)),
+        "slots_max": slots_max,
         "in_flight": sum(load.outstanding for load in loads),
         "circuit": max((load.circuit for load in loads), key=_SEVERITY.index, default=Circuit.CLOSED).value,
         "rest_s": max((load.rest_s for load in loads), default=0.0),
+        "silent_s": max((load.silent_s for load in loads), default=0.0),
         "pid": status.pid,
         "cold_start_s": cold and {"launch": cold.launch_s, "load": cold.load_s, "warm": cold.warm_s},
         "gauges": dict(status.gauges),

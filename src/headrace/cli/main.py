@@ -28,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Runs one command; returns 0 done, 1 failed, 2 the operator must change something, 130 interrupted."""
+    if not argv:  # who types the name alone wants to know what there is
+        parser().print_help(sys.stderr)
+        return OPERATOR_MUST_ACT
     arguments = parser().parse_args(argv)
     try:
         status = int(arguments.run(arguments) or DONE)

@@ -10,6 +10,7 @@ from headrace import config
 from headrace.cli import common
 from headrace.control import api
 from headrace.core.errors import HeadraceError
+from headrace.core.outcome import Outcome
 from headrace.stores import directory
 
 ANSWER_LIMIT_S = 5.0
@@ -38,7 +39,8 @@ def run(arguments: argparse.Namespace) -> None:
     deployments = status.get("deployments", [])
     print()
     common.print_table(
-        [_deployment_row(each) for each in deployments], headings=("model", "tasks", "revision", "ready")
+        [_deployment_row(each) for each in deployments],
+        headings=("model", "tasks", "revision", "ready", "queued", "wait (s)"),
     )
     print()
     common.print_table(
@@ -112,6 +114,8 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
         f"connections {_shown(status.get('connections'))}, in flight {_shown(status.get('in_flight'))}, "
         f"queued {_shown(status.get('queued'))}",
     ]
+    if ended := _ended(status.get("requests") or {}):
+        lines.append(f"requests since the start: {ended}")
     pressure = status.get("pressure") or {}
     if pressure.get("reason"):
         lines.append(
@@ -126,6 +130,18 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _ended(requests: dict[str, dict[str, int]]) -> str:
+    """`40 delivered, 26 refused (26 queue_full)`; reasons only where something went another way than it should."""
+    told = []
+    for outcome in (each for each in Outcome if each in requests):
+        reasons = requests[outcome]
+        why = ", ".join(f"{count} {_shown(reason)}" for reason, count in reasons.items())
+        told.append(
+            f"{sum(reasons.values())} {outcome}" + ("" if outcome is Outcome.DELIVERED else f" ({why})")
+        )
+    return ", ".join(told)
+
+
 def _given_up(level: object) -> str:
     return "new work is refused" if level == "refuse" else "connections are not kept alive"
 
@@ -135,7 +151,15 @@ def _deployment_row(deployment: dict[str, Any]) -> tuple[object, ...]:
     replicas = deployment.get("replicas", [])
     ready = f"{deployment.get('ready', '-')}/{len(replicas)}"
     tasks = ", ".join(_shown(task) for task in deployment.get("tasks", []))
-    return _shown(deployment.get("model")), tasks, _shown(revision), ready
+    wait_s = deployment.get("expected_wait_s")
+    return (
+        _shown(deployment.get("model")),
+        tasks,
+        _shown(revision),
+        ready,
+        deployment.get("queued"),
+        f"{wait_s:.1f}" if wait_s else None,
+    )
 
 
 _CIRCUITS = {"open": "ejected", "half_open": "on trial", "slow_start": "starting slowly"}
@@ -147,6 +171,8 @@ def _replica_row(deployment: dict[str, Any], replica: dict[str, Any]) -> tuple[o
         state += f" ({_shown(_CIRCUITS.get(circuit, circuit))})"
     if rest_s := replica.get("rest_s"):
         state += f" (rests {rest_s:.0f} s)"
+    if silent_s := replica.get("silent_s"):
+        state += f" (silent {silent_s:.0f} s)"
     stages = replica.get("cold_start_s") or {}
     cold_start = " + ".join(
         f"{_shown(name)} {seconds:.1f}" for name, seconds in stages.items() if seconds is not None

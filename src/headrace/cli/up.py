@@ -12,6 +12,7 @@ import msgspec
 import uvloop
 
 from headrace import config
+from headrace.app.data_plane import check_certificate
 from headrace.app.service import Service
 from headrace.cli import common, models
 from headrace.core.errors import ConfigError, leaves
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     settings = _settings(arguments)
     data = config.data_directory(arguments.data)
     with sole_user(data):
+        check_certificate(settings.server)  # before minutes of fetching models
         stored = _models(settings, data)
         log = _option(arguments.log, "log")
         log_to = None if log == "-" else Path(log) if log else data / "logs" / "headrace.log"
@@ -118,12 +120,13 @@ def _option(flag: str | None, name: str) -> str | None:
     return flag if flag is not None else config.environment(name)
 
 
-def _number(flag: str | None, name: str, *, default: int, most: int) -> int:
+def _number(flag: str | None, name: str, *, default: int, least: int = 0, most: int) -> int:
     text = _option(flag, name)
     if text is None:
         return default
-    if not text.isdecimal() or int(text) > most:
-        raise ConfigError(f"--{name} must be a whole number from 0 to {most}, got {text!r}")
+    if not text.isdecimal() or not least <= int(text) <= most:
+        given = f"--{name}" if flag is not None else config.variable(name)
+        raise ConfigError(f"{given} must be a whole number from {least} to {most}, got {text!r}")
     return int(text)
 
 
@@ -141,17 +144,19 @@ def _settings(arguments: argparse.Namespace) -> config.Config:
         tls_certificate=_option(arguments.tls_certificate, "tls-certificate")
         or settings.server.tls_certificate,
         tls_key=_option(arguments.tls_key, "tls-key") or settings.server.tls_key,
-        workers=_number(arguments.workers, "workers", default=settings.server.workers, most=WORKERS_MAX),
+        workers=_number(
+            arguments.workers, "workers", default=settings.server.workers, least=1, most=WORKERS_MAX
+        ),
     )
-    if server.workers < 1:
-        raise ConfigError("--workers must be at least 1")
     urls = arguments.upstream or (config.environment("upstream") or "").split()
-    slots = _number(arguments.upstream_slots, "upstream-slots", default=UPSTREAM_SLOTS, most=1_000_000)
-    if slots < 1:
-        raise ConfigError("--upstream-slots must be at least 1")
+    slots = _number(
+        arguments.upstream_slots, "upstream-slots", default=UPSTREAM_SLOTS, least=1, most=1_000_000
+    )
     settings = msgspec.structs.replace(settings, server=server)
     if urls:
         ca_file = _option(arguments.upstream_ca, "upstream-ca") or ""
+        if arguments.upstream_ca and not any(url.startswith("https:") for url in urls):
+            raise ConfigError("--upstream-ca is for upstreams with https://, and there is none")
         upstreams = tuple(
             config.UpstreamConfig(url=url, slots=slots, ca_file=ca_file if url.startswith("https:") else "")
             for url in urls

@@ -1,6 +1,6 @@
 """What do several processes count together? Metrics as plain values, and the sum of many of them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -20,11 +20,12 @@ MetricsState = dict[str, list[Series]]
 """Every series that holds anything, by family."""
 
 
-def state_of(metrics: Metrics) -> MetricsState:
-    """A copy of everything, as values."""
+def state_of(metrics: Metrics, *, names: Collection[str] | None = None) -> MetricsState:
+    """A copy of everything, or of the families of these names, as values."""
     return {
         family.spec.name: [_series(labels, child) for labels, child in family.series()]
         for family in metrics.families()
+        if names is None or family.spec.name in names
     }
 
 
