@@ -140,6 +140,17 @@ def test_control_sequences_in_names_do_not_reach_the_terminal(
     assert all(line.isprintable() for line in shown.splitlines())
 
 
+def test_a_server_that_says_much_does_not_tear_the_table_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"deployments": [{"replicas": [{"id": "a", "reason": "answered with status 401: " + "x" * 500}]}]}
+    with service(tmp_path, said):
+        run(tmp_path)
+    shown = capsys.readouterr().out
+    assert "answered with status 401: xxx" in shown
+    assert max(map(len, shown.splitlines())) < 250
+
+
 def test_nothing_running_says_how_to_start(tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match=f"start one with: headrace up --data {tmp_path}"):
         run(tmp_path)

@@ -15,6 +15,7 @@ from headrace.stores import directory
 
 ANSWER_LIMIT_S = 5.0
 REVISION_SHOWN = 12
+REASON_SHOWN = 100
 _WORKER = ("worker", "state", "pid", "restarts", "reason", "connections", "in_flight", "queued")
 
 
@@ -181,13 +182,18 @@ def _replica_row(deployment: dict[str, Any], replica: dict[str, Any]) -> tuple[o
         _shown(replica.get("id")),
         _shown(deployment.get("model")),
         state,
-        _shown(replica.get("reason") or None),
+        _brief(_shown(replica.get("reason") or None)),
         replica.get("generation"),
         replica.get("restarts"),
         _slots(replica),
         replica.get("in_flight"),
         cold_start or None,
     )
+
+
+def _brief(reason: str) -> str:
+    """A server's own words may be long, and one row makes the whole table as wide; `--json` has all of them."""
+    return reason if len(reason) <= REASON_SHOWN else f"{reason[: REASON_SHOWN - 3]}..."
 
 
 def _slots(replica: dict[str, Any]) -> object:
