@@ -132,7 +132,7 @@ def test_what_is_over_the_ceiling_is_counted_under_other() -> None:
     metrics = Metrics()
     rounds = 3 * metrics.refusals.spec.series_max
     for step in range(rounds):
-        metrics.refusals.labels(f"code-{step}").add()
+        metrics.refusals.labels(f"code-{step}", "x").add()
     counts = [child.value for _, child in metrics.refusals.series()]
     assert sum(counts) == rounds
     other = value(metrics, "headrace_refusals_total", code="other")

@@ -7,7 +7,6 @@ from typing import Any
 import headrace
 from headrace.app.report import PlaneReport
 from headrace.control.status import ReplicaStatus
-from headrace.core import endings
 from headrace.core.fleet import Deployment
 from headrace.core.outcome import Outcome
 from headrace.policies.deployment import QueueView
@@ -78,27 +77,21 @@ def service_status(
 
 _REQUESTS, _REFUSALS = "headrace_requests_total", "headrace_refusals_total"
 REQUEST_COUNTS = (_REQUESTS, _REFUSALS)
-_CODES = {
-    ending.reason.value: ending.error.code for ending in endings.ENDINGS.values() if ending.error is not None
-}
 
 
 def ended_requests(counted: Iterable[MetricsState]) -> dict[str, dict[str, int]]:
     """How many requests ended how since the start, by outcome and reason: out of metrics, which hold them already. What was
-    refused before it was known as a request of a model has its error's code for a reason."""
+    refused before it was known as a request of a model is counted by the refusals alone."""
     ended: dict[str, Counter[str]] = {}
-    refused: Counter[str] = Counter()  # by code, however early
+    refused: Counter[str] = Counter()  # however early
     for state in counted:
         for series in state.get(_REQUESTS, ()):
             _, _, outcome, reason = series.labels
             ended.setdefault(outcome, Counter())[reason] += int(series.value)
         for series in state.get(_REFUSALS, ()):
-            refused[series.labels[0]] += int(series.value)
-    for reason, count in ended.get(Outcome.REFUSED, Counter()).items():
-        refused[_CODES.get(reason, reason)] -= count
-    early = +refused
-    if early:
-        ended.setdefault(Outcome.REFUSED, Counter()).update(early)
+            refused[series.labels[1]] += int(series.value)
+    if refused:
+        ended[Outcome.REFUSED] = refused
     return {str(outcome): dict(reasons.most_common()) for outcome, reasons in ended.items()}
 
 

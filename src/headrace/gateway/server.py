@@ -308,7 +308,7 @@ class Gateway:
     ) -> None:
         if isinstance(error, InternalError):
             self._metrics.internal_errors.labels("request").add()
-        self._metrics.refusals.labels(error.code).add()
+        self._metrics.refusals.labels(error.code, error.reason).add()
         self._log.event(
             "request.refused",
             request_id=request_id,

@@ -107,7 +107,7 @@ class UsageCloser:
             self._report(account, delivery, ending, total_s=total_s)
         if series.is_refused:
             assert ending.error is not None, "every refusal has its error"
-            self._metrics.refusals.labels(ending.error.code).add()
+            self._metrics.refusals.labels(ending.error.code, series.reason).add()
             return
         series.queue_wait.observe(account.queue_wait_s)
         ttft_s: float | None = None

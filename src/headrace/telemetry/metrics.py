@@ -87,9 +87,9 @@ class Metrics:
     )
     refusals: Counter = _counter(
         "headrace_refusals_total",
-        "Requests turned away before any work, by error code.",
-        labels=("code",),
-        series_max=32,
+        "Requests turned away before any work, by error code and, more finely, reason.",
+        labels=("code", "reason"),
+        series_max=64,
     )
     unmatched_requests: Counter = _counter(
         "headrace_unmatched_requests_total", "Requests for paths that are not ours."
