@@ -135,7 +135,7 @@ def test_what_is_over_the_ceiling_is_counted_under_other() -> None:
         metrics.refusals.labels(f"code-{step}", "x").add()
     counts = [child.value for _, child in metrics.refusals.series()]
     assert sum(counts) == rounds
-    other = value(metrics, "headrace_refusals_total", code="other")
+    other = value(metrics, "headrace_refusals_total", code="other", reason="other")
     assert other == rounds - (metrics.refusals.spec.series_max - 1)
 
 
