@@ -13,7 +13,7 @@ from headrace.control.authority import Authority
 from headrace.core.errors import HeadraceError
 from headrace.core.fleet import Deployment, EngineTraits, FleetSnapshot, Replica
 from headrace.core.ids import KeyId, ReplicaId, RequestId, TenantId
-from headrace.core.leases import Deny, Lending, PoolKey, PoolKind, Want
+from headrace.core.leases import Deny, Lending, Want, slots_of
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal, TenantLimits
@@ -25,7 +25,7 @@ from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import HealthRules
 from tests.simulation.loop import LoopClock, SimulatedLoop
 
-MODEL = "chat"
+MODEL, OTHER = MODELS = ("chat", "embeddings")  # both on every replica
 RULES = HealthRules(failures_to_eject=3, ejection_s=4.0, ejection_max_s=16.0)
 BOUNDS = QueueBounds(length_max=6, bytes_max=10**9, wait_max_s=60.0)
 NARROW = TenantLimits(requests_per_minute=0, requests_burst=1, concurrency_max=5)
@@ -38,7 +38,8 @@ def replica(name: str, *, slots: int, has_caches: bool = False) -> Replica:
 
 
 def fleet(*replicas: Replica) -> FleetSnapshot:
-    return FleetSnapshot(deployments={MODEL: Deployment(MODEL, MODEL, frozenset(), "unpinned", replicas)})
+    offers = {model: Deployment(model, model, frozenset(), "unpinned", replicas) for model in MODELS}
+    return FleetSnapshot(deployments=offers)
 
 
 class Wire:
@@ -87,14 +88,14 @@ class SimulatedWorker:
         else:
             self.dispatch.received(message)
 
-    def ask(self, *, tenant: str = "wide", held_s: float = 0.1) -> None:
+    def ask(self, *, model: str = MODEL, tenant: str = "wide", held_s: float = 0.1) -> None:
         """One request, which will hold its slot for so long."""
         now_s = self._world.clock.now_s()
         request = InferenceRequest(
             id=RequestId("req"),
             principal=Principal(TenantId(tenant), KeyId("key"), LIMITS[tenant]),
             endpoint=Endpoint.CHAT_COMPLETIONS,
-            model=MODEL,
+            model=model,
             canonical=b"",
             wire_fields={},
             is_streaming=False,
@@ -198,9 +199,12 @@ class World:
     def running(self, name: str) -> int:
         return sum(worker.running[name] for worker in self.workers)
 
+    def queue_length(self, model: str) -> int:
+        return sum(worker.dispatch.queue_length(model) for worker in self.workers)
+
     @property
     def queued(self) -> int:
-        return sum(worker.dispatch.queue_length(MODEL) for worker in self.workers)
+        return sum(map(self.queue_length, MODELS))
 
     async def expect_no_idle_slot(self) -> None:
         """While anybody waits, no slot is free for longer than it takes to lend it to who waits."""
@@ -226,7 +230,7 @@ def play(story: Story, snapshot: FleetSnapshot, *, workers: int = 2, seed: str =
         for name, count in world.slots.items():
             assert world.running(name) <= count, f"{world.running(name)} of {count} slots of {name}"
         assert world.running("narrow") <= NARROW.concurrency_max
-        assert world.queued <= BOUNDS.length_max
+        assert all(world.queue_length(model) <= BOUNDS.length_max for model in MODELS)
 
     async def whole() -> None:
         await asyncio.sleep(0.1)
@@ -330,7 +334,7 @@ def test_a_question_about_slots_that_are_gone_leaves_nothing_behind() -> None:
     async def story(world: World) -> None:
         world.publish(fleet(b))
         await asyncio.sleep(0.1)
-        world.authority.received(0, Want(PoolKey(PoolKind.SLOTS, MODEL, a.id), 1))
+        world.authority.received(0, Want(slots_of(a), 1))
         world.publish(fleet(a, b))
         await asyncio.sleep(0.1)
         for _ in range(3):
@@ -398,6 +402,24 @@ def test_who_waits_gets_the_slots_of_a_replica_that_was_out_while_it_had_work() 
     play(story, fleet(a, b))
 
 
+def test_the_end_of_one_model_s_work_lets_another_worker_begin_with_the_other_model() -> None:
+    """The slots are the replica's, whichever model holds them and whichever worker."""
+
+    async def story(world: World) -> None:
+        first, second = world.workers
+        for _ in range(2):
+            first.ask(model=MODEL, held_s=0.5)
+        await asyncio.sleep(0.1)
+        second.ask(model=OTHER, held_s=5.0)
+        first.ask(model=OTHER, held_s=5.0)
+        await asyncio.sleep(0.1)
+        assert (first.running["a"], second.running["a"], world.queued) == (2, 0, 2)
+        await asyncio.sleep(0.5)
+        assert (first.running["a"], second.running["a"], world.queued) == (1, 1, 0)
+
+    play(story, fleet(replica("a", slots=2)))
+
+
 def test_a_limit_that_was_lifted_and_set_again_is_decided_anew() -> None:
     """What a worker heard of the old limit doesn't bar the tenant under the new one."""
 
@@ -443,7 +465,8 @@ async def something_happens(world: World, replicas: tuple[Replica, ...]) -> None
             await asyncio.sleep(chance.random() * 0.5)
         case _:
             for _ in range(chance.choice((1, 1, 3))):
-                worker.ask(tenant=chance.choice(("narrow", "wide")), held_s=chance.choice((0.001, 0.05, 0.5)))
+                model, tenant = chance.choice(MODELS), chance.choice(("narrow", "wide"))
+                worker.ask(model=model, tenant=tenant, held_s=chance.choice((0.001, 0.05, 0.5)))
             await asyncio.sleep(chance.random() * 0.01)
 
 

@@ -47,6 +47,7 @@ def bounds(*, length_max: int = QUEUE_MAX, bytes_max: int = 10**9, wait_max_s: f
 
 
 def ticket(
+    model: str = "chat",
     *,
     deadline_s: float = 100.0,
     tenant: str = "acme",
@@ -55,7 +56,7 @@ def ticket(
     prompt_bytes: int = 100,
 ) -> Ticket:
     return Ticket(
-        model="chat",
+        model=model,
         tenant=TenantId(tenant),
         deadline_s=deadline_s,
         share=SHARES.get(tenant, TenantShare()),

@@ -23,6 +23,11 @@ class Load:
     health: ReplicaHealth = field(default_factory=lambda: ReplicaHealth(RULES))
 
     @property
+    def shared(self) -> "Load":
+        """It serves one model."""
+        return self
+
+    @property
     def share(self) -> float:
         return self.outstanding / self.slots
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from headrace.policies.concurrency import LATE_SLACK_S, WINDOW_MIN, ConcurrencyLimit
 
 PROMPT_BYTES = 1000
+MODEL = "m"
 
 
 def drive(
@@ -19,6 +20,7 @@ def drive(
         now_s += 1.0
         limit.observe(
             ttft_s(limit.value),
+            model=MODEL,
             prompt_bytes=PROMPT_BYTES,
             in_flight=limit.value,
             started_s=now_s,
@@ -39,7 +41,9 @@ def test_whatever_is_measured_the_limit_stays_between_one_and_the_slots(
 ) -> None:
     limit = ConcurrencyLimit(slots)
     for now_s, (ttft_s, size, in_flight) in enumerate(samples):
-        limit.observe(ttft_s, prompt_bytes=size, in_flight=in_flight, started_s=now_s, now_s=now_s)
+        limit.observe(
+            ttft_s, model=MODEL, prompt_bytes=size, in_flight=in_flight, started_s=now_s, now_s=now_s
+        )
         assert 1 <= limit.value <= slots
     limit.resize(resized)
     assert 1 <= limit.value <= resized
@@ -51,7 +55,7 @@ def test_a_server_that_queues_beyond_eight_is_found_to_take_about_eight() -> Non
 
     limit = ConcurrencyLimit(64)
     # It was seen unloaded once, which is what the rest is judged by.
-    limit.observe(0.2, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=0.0, now_s=0.0)
+    limit.observe(0.2, model=MODEL, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=0.0, now_s=0.0)
     now_s = drive(limit, ttft_s, requests=3000)
     assert 4 <= limit.value <= 12
     drive(limit, lambda _: 0.2, requests=3000, start_s=now_s)
@@ -66,7 +70,7 @@ def test_a_server_that_is_never_late_keeps_all_of_its_slots() -> None:
 
 def test_delays_that_a_busy_machine_adds_by_itself_count_for_nothing() -> None:
     limit = ConcurrencyLimit(8)
-    limit.observe(0.001, prompt_bytes=PROMPT_BYTES, in_flight=8, started_s=0.0, now_s=0.0)
+    limit.observe(0.001, model=MODEL, prompt_bytes=PROMPT_BYTES, in_flight=8, started_s=0.0, now_s=0.0)
     drive(limit, lambda _: LATE_SLACK_S, requests=1000)
     assert limit.value == 8
 
@@ -76,32 +80,34 @@ def test_long_prompts_are_compared_with_long_prompts() -> None:
     limit = ConcurrencyLimit(8)
     for now_s in range(40):
         for ttft_s, size in ((0.01, 1000), (1.0, 10**6), (1.1, 10**6), (1.2, 10**6)):
-            limit.observe(ttft_s, prompt_bytes=size, in_flight=8, started_s=now_s, now_s=now_s)
+            limit.observe(ttft_s, model=MODEL, prompt_bytes=size, in_flight=8, started_s=now_s, now_s=now_s)
     assert limit.value == 8
 
 
 def test_what_was_sent_under_another_limit_is_not_held_against_the_new_one() -> None:
     limit = ConcurrencyLimit(WINDOW_MIN)
-    limit.observe(0.01, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=0.0, now_s=0.0)
+    limit.observe(0.01, model=MODEL, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=0.0, now_s=0.0)
     for _ in range(20 * WINDOW_MIN):
-        limit.observe(9.0, prompt_bytes=PROMPT_BYTES, in_flight=WINDOW_MIN, started_s=0.0, now_s=9.0)
+        limit.observe(
+            9.0, model=MODEL, prompt_bytes=PROMPT_BYTES, in_flight=WINDOW_MIN, started_s=0.0, now_s=9.0
+        )
     assert limit.value == int(WINDOW_MIN * 0.8), "one step down for all that were sent before it"
 
 
 def test_a_limit_that_was_never_reached_is_not_raised() -> None:
     limit = ConcurrencyLimit(WINDOW_MIN)
-    limit.observe(0.01, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=0.0, now_s=0.0)
+    limit.observe(0.01, model=MODEL, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=0.0, now_s=0.0)
     now_s = drive(limit, lambda _: 9.0, requests=WINDOW_MIN - 1)
     lowered = limit.value
     for _ in range(10 * WINDOW_MIN):
         now_s += 1.0
-        limit.observe(0.01, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=now_s, now_s=now_s)
+        limit.observe(0.01, model=MODEL, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=now_s, now_s=now_s)
     assert limit.value == lowered < WINDOW_MIN
 
 
 def test_new_slots_raise_an_unlimited_replica_and_leave_a_limited_one() -> None:
     unlimited, limited = ConcurrencyLimit(16), ConcurrencyLimit(16)
-    limited.observe(0.01, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=0.0, now_s=0.0)
+    limited.observe(0.01, model=MODEL, prompt_bytes=PROMPT_BYTES, in_flight=1, started_s=0.0, now_s=0.0)
     drive(limited, lambda _: 9.0, requests=WINDOW_MIN)
     found = limited.value
     for limit in (unlimited, limited):

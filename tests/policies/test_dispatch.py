@@ -37,16 +37,16 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.dispatcher = Dispatcher(bounds=bounds(bytes_max=1000), health=RULES, chance=Random(7))
-        self.offered: dict[str, dict[ReplicaKey, Replica]] = {}
+        self.offered: dict[str, set[ReplicaKey]] = {}
         self.generations: Counter[str] = Counter()
         self.running: list[Ticket] = []
         self.waiting: list[Ticket] = []
-        self.slot_owners: dict[tuple[str, ReplicaKey, int], str] = {}
-        self.leases: dict[tuple[str, ReplicaKey], int | None] = {}
+        self.sizes: dict[str, int] = {}
+        self.slot_owners: dict[tuple[ReplicaKey, int], str] = {}
+        self.leases: dict[ReplicaKey, int | None] = {}
 
-    def slots(self, model: str, key: ReplicaKey) -> int:
-        slots = self.offered[model][key].slots
-        lease = self.leases.get((model, key))
+    def slots(self, key: ReplicaKey) -> int:
+        slots, lease = self.sizes[key[0]], self.leases.get(key)
         return slots if lease is None else min(slots, lease)
 
     def quickest_s(self, model: str) -> float:
@@ -60,11 +60,10 @@ class Machine(RuleBasedStateMachine):
         assert ticket.load is not None
         assert ticket.load.key not in ticket.tried, "a replica that failed this ticket is used again"
         assert ticket.load.key in self.offered[ticket.model], "started on a replica that is not offered"
-        place = (ticket.model, ticket.load.key)
-        others = sum((other.model, other.load.key) == place for other in self.running if other.load)
-        assert others < self.slots(ticket.model, ticket.load.key), "more than a replica's slots"
+        others = sum(other.load.key == ticket.load.key for other in self.running if other.load)
+        assert others < self.slots(ticket.load.key), "more than a replica's slots, over all of its models"
         if ticket.grant is not None:
-            slot = (ticket.model, ticket.load.key, ticket.grant.index)
+            slot = (ticket.load.key, ticket.grant.index)
             if ticket.grant.may_reuse:
                 assert self.slot_owners[slot] == ticket.tenant, "another tenant's cache was reused"
             self.slot_owners[slot] = ticket.tenant
@@ -87,9 +86,13 @@ class Machine(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Start) and (load := action.ticket.load) is not None:
                 for other in self.waiting:
-                    if other.model != action.ticket.model or load.key in other.tried or other.tried:
+                    if load.key not in self.offered[other.model] or load.key in other.tried or other.tried:
                         continue
-                    is_same = (other.tenant, other.priority) == (action.ticket.tenant, action.ticket.priority)
+                    is_same = (other.model, other.tenant, other.priority) == (
+                        action.ticket.model,
+                        action.ticket.tenant,
+                        action.ticket.priority,
+                    )
                     assert not is_same or other.deadline_s >= action.ticket.deadline_s, (
                         "a later deadline of the same tenant went first"
                     )
@@ -186,23 +189,19 @@ class Machine(RuleBasedStateMachine):
         self.generations.update(restarted & names)
         self.offered.pop(model, None)
         if is_offered:
-            running = [
-                replica(name, slots=slots, generation=self.generations[name], partitions_slots=name != "c")
-                for name in sorted(names)
-            ]
-            self.offered[model] = {(one.id, one.generation): one for one in running}
+            self.sizes.update(dict.fromkeys(names, slots))
+            self.offered[model] = {(ReplicaId(name), self.generations[name]) for name in names}
         self.publish_offered()
 
     @rule(
-        model=st.sampled_from(MODELS),
         name=st.just("c"),
         slots=st.sampled_from([None, None, 0, 1, 2, 9]),
     )
-    def lease(self, model: str, name: str, slots: int | None) -> None:
+    def lease(self, name: str, slots: int | None) -> None:
         """Slots come and go at any time; what runs beyond them runs to its end. Partitioned ones are lent one by one."""
         key = (ReplicaId(name), self.generations[name])
-        self.leases[model, key] = slots
-        self.perform(self.dispatcher.set_slots(model, key, slots, now_s=self.now_s))
+        self.leases[key] = slots
+        self.perform(self.dispatcher.set_slots(key, slots, now_s=self.now_s))
 
     @rule(model=st.sampled_from(MODELS), is_withdrawn=st.booleans())
     def flap(self, model: str, is_withdrawn: bool) -> None:
@@ -210,14 +209,21 @@ class Machine(RuleBasedStateMachine):
         before = self.offered.pop(model, None)
         if before is not None:
             if not is_withdrawn:
-                self.offered[model] = {}
+                self.offered[model] = set()
             self.publish_offered()
             self.offered[model] = before
             self.publish_offered()
 
     def publish_offered(self) -> None:
-        snapshot = fleet(**{name: list(offered.values()) for name, offered in self.offered.items()})
+        snapshot = fleet(**{model: self.replicas(offered) for model, offered in self.offered.items()})
         self.perform(self.dispatcher.publish(snapshot, now_s=self.now_s))
+
+    def replicas(self, keys: set[ReplicaKey]) -> list[Replica]:
+        """The same for each model that is offered on it."""
+        return [
+            replica(name, slots=self.sizes[name], generation=generation, partitions_slots=name != "c")
+            for name, generation in sorted(keys)
+        ]
 
     # What holds after every step.
 
@@ -225,12 +231,18 @@ class Machine(RuleBasedStateMachine):
     def a_load_counts_exactly_the_tickets_that_run_on_it(self) -> None:
         """T22: also when its replica was gone for a while and came back."""
         running = Counter((ticket.model, ticket.load.key) for ticket in self.running if ticket.load)
+        shared = Counter(ticket.load.key for ticket in self.running if ticket.load)
         for model, load in self.dispatcher.loads():
             assert load.outstanding == running[model, load.key]
+            assert load.shared.outstanding == shared[load.key]
+        for key, count in shared.items():
+            slots = self.dispatcher.slots(key)
+            assert slots is not None
+            assert slots.outstanding == count
 
     @invariant()
     def nobody_shares_a_slot(self) -> None:
-        held = [(t.model, t.load.key, t.grant.index) for t in self.running if t.load and t.grant]
+        held = [(t.load.key, t.grant.index) for t in self.running if t.load and t.grant]
         assert len(held) == len(set(held))
 
     @invariant()
@@ -240,7 +252,7 @@ class Machine(RuleBasedStateMachine):
             usable = [load for model, load in loads if model == one.model and load.key not in one.tried]
             healthy = balancing.eligible(usable, now_s=self.now_s)
             assert one.deadline_s <= self.now_s + self.quickest_s(one.model) or all(
-                load.outstanding >= load.slots for load in healthy
+                load.shared.outstanding >= load.shared.slots for load in healthy
             )
 
     @invariant()

@@ -65,7 +65,7 @@ def test_slots_that_are_taken_away_are_not_waited_for() -> None:
     for now_s in (100.0, 104.0):
         assert come(one, ticket(deadline_s=1e9), now_s=now_s)
     assert one.expected_wait_s("chat", now_s=105.0) == pytest.approx(3.0)
-    one.set_slots("chat", (ReplicaId("a"), 0), 1, now_s=105.0)
+    one.set_slots((ReplicaId("a"), 0), 1, now_s=105.0)
     assert one.expected_wait_s("chat", now_s=105.0) == pytest.approx(7.0)
 
 
@@ -190,16 +190,15 @@ def test_a_priority_above_the_tenants_class_is_lowered_to_it() -> None:
 def test_slots_that_are_leased_come_and_go_while_work_runs() -> None:
     one = dispatcher(replica("a", slots=2))
     key = (ReplicaId("a"), 0)
-    assert one.set_slots("nothing", key, 1, now_s=0.0) == []
-    assert one.set_slots("chat", (ReplicaId("b"), 0), 1, now_s=0.0) == []
-    assert one.set_slots("chat", key, 0, now_s=0.0) == []
+    assert one.set_slots((ReplicaId("b"), 0), 1, now_s=0.0) == []
+    assert one.set_slots(key, 0, now_s=0.0) == []
     waiting = [ticket(), ticket()]
     assert not any(come(one, each, now_s=0.0) for each in waiting)
-    assert one.set_slots("chat", key, 1, now_s=1.0) == [Start(waiting[0])]
+    assert one.set_slots(key, 1, now_s=1.0) == [Start(waiting[0])]
     one.publish(fleet(chat=[replica("a", slots=2)]), now_s=2.0)
-    assert [(load.slots, load.slots_max) for _, load in one.loads()] == [(1, 1)]
-    assert one.set_slots("chat", key, None, now_s=3.0) == [Start(waiting[1])]
-    one.set_slots("chat", key, 1, now_s=4.0)
+    assert [(load.shared.slots, load.shared.slots_max) for _, load in one.loads()] == [(1, 1)]
+    assert one.set_slots(key, None, now_s=3.0) == [Start(waiting[1])]
+    one.set_slots(key, 1, now_s=4.0)
     one.give_back(waiting[0], AttemptOutcome.COMPLETED, now_s=5.0)
     assert not come(one, ticket(), now_s=5.0), "the one slot that is left is in use"
 
@@ -228,10 +227,10 @@ def test_first_tokens_that_come_late_lower_the_slots_of_a_server_that_is_not_our
         come(one, sent, now_s=now_s)
         one.give_back(sent, AttemptOutcome.COMPLETED, now_s=now_s + 9.0, ttft_s=ttft_s, output_tokens=3)
     ((_, load),) = one.loads()
-    assert load.slots_max == 16
-    assert (load.slots < 16) == (is_adaptive and not is_ours)
+    assert load.shared.slots_max == 16
+    assert (load.shared.slots < 16) == (is_adaptive and not is_ours)
     one.publish(fleet(chat=[server]), now_s=now_s)
-    assert (load.slots < 16) == (is_adaptive and not is_ours), "what was found outlasts a publication"
+    assert (load.shared.slots < 16) == (is_adaptive and not is_ours), "what was found outlasts a publication"
 
 
 @given(
@@ -252,7 +251,7 @@ def test_no_replica_is_idle_while_work_waits_that_it_could_do(queues: list[int],
             ended = running.pop(pick % len(running))
             _, actions = one.give_back(ended, AttemptOutcome.COMPLETED, now_s=float(now_s))
             running += [action.ticket for action in actions]
-        idle = [load.key for _, load in one.loads() if load.outstanding < load.slots]
+        idle = [load.key for _, load in one.loads() if load.outstanding < load.shared.slots]
         assert not idle or not one.queue_length("chat")
 
 
@@ -264,9 +263,9 @@ def test_the_places_of_one_queue_and_the_load_of_one_replica_are_found_by_name()
     one.set_queue_length_max("chat", 1)
     one.set_queue_length_max("nothing", 1)
     assert not come(one, ticket(), now_s=0.0)
-    load = one.load("chat", key)
-    assert load is running.load
-    assert one.load("chat", (ReplicaId("b"), 0)) is None
-    assert one.load("nothing", key) is None
+    assert running.load is not None
+    shared = running.load.shared
+    assert one.slots(key) is shared
+    assert one.slots((ReplicaId("b"), 0)) is None
     one.publish(fleet(), now_s=1.0)
-    assert one.load("chat", key) is load, "it has left the fleet, and still works"
+    assert one.slots(key) is shared, "it has left the fleet, and still works"

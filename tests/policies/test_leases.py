@@ -7,12 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.ids import TenantId
-from headrace.core.leases import AskTokens, Deny, Grant, Lending, LentSlot, PoolKey, PoolKind, Recall, Sated
+from headrace.core.fleet import Replica
+from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.leases import (
+    AskTokens,
+    Deny,
+    Grant,
+    Lending,
+    LentSlot,
+    PoolKey,
+    PoolKind,
+    Recall,
+    Sated,
+    slots_of,
+)
 from headrace.policies.leases import LentRate, Messages, Pool
 
 TENANT = TenantId("acme")
-SLOTS = PoolKey(PoolKind.SLOTS, "model")
+SLOTS = slots_of(Replica(ReplicaId("a"), "127.0.0.1", 1, 1))
 PLACES = PoolKey(PoolKind.CONCURRENCY, "acme")
 
 

@@ -67,8 +67,8 @@ class WatchedDispatcher(Dispatcher):
         (self._saw_start if starts else self._saw_wait)(ticket, now_s)
         return starts
 
-    def set_slots(self, model: str, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
-        return self._saw(super().set_slots(model, key, slots, now_s=now_s), now_s)
+    def set_slots(self, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
+        return self._saw(super().set_slots(key, slots, now_s=now_s), now_s)
 
     def give_back(
         self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float, **facts: Any
@@ -92,7 +92,8 @@ class WatchedDispatcher(Dispatcher):
         assert load is not None
         self._history.require(now_s < ticket.deadline_s, "an expired request is dispatched")
         self._history.require(
-            load.outstanding <= load.slots, f"{load.outstanding} requests on {load.slots} slots"
+            load.shared.outstanding <= load.shared.slots,
+            f"{load.shared.outstanding} requests on {load.shared.slots} slots",
         )
         self.running[ticket] = load
         self.retries += ticket in self.retrying
@@ -219,6 +220,12 @@ class Laws:
                 load.outstanding == by_load[id(load)],
                 f"{load.outstanding} slots of {load.replica.id} are taken by {by_load[id(load)]} requests",
             )
+        by_slots = Counter(id(load.shared) for load in dispatcher.running.values())
+        for _, load in gateway.dispatch.loads():
+            self._history.require(
+                load.shared.outstanding == by_slots[id(load.shared)],
+                f"{load.shared.outstanding} slots of {load.replica.id} are taken over all of its models",
+            )
         by_replica = Counter(load.replica.id for load in dispatcher.running.values())
         at_work = Counter(each.replica for each in self._fleet.running())
         for replica, count in at_work.items():
@@ -299,7 +306,8 @@ class Laws:
         )
         self._history.require(not +self._limiter.counts, f"tenants are left: {self._limiter.counts}")
         for _, load in gateway.dispatch.loads():
-            self._history.require(load.outstanding == 0, f"a slot of {load.replica.id} is lost")
+            is_free = load.outstanding == load.shared.outstanding == 0
+            self._history.require(is_free, f"a slot of {load.replica.id} is lost")
         for tenant in self._limiter.counts:
             self._history.require(
                 self._limiter.in_progress(tenant) == 0, f"a request of {tenant} is counted for ever"

@@ -97,7 +97,7 @@ def keeps_the_slot(
 ) -> Any:
     load = ticket.load
     found = original(self, ticket, outcome, **options)
-    load.outstanding += outcome is AttemptOutcome.CANCELLED
+    load.shared.outstanding += outcome is AttemptOutcome.CANCELLED
     return found
 
 

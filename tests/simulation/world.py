@@ -156,7 +156,8 @@ class World:
     # Drawing.
 
     def _draw_deployments(self) -> dict[str, list[SimulatedReplica]]:
-        chance, found = self._chance, {}
+        chance, sharing = self._chance, Random(f"{self._seed}/sharing")
+        found: dict[str, list[SimulatedReplica]] = {}
         port = 9000
         for number in range(chance.randint(1, 2)):
             traits = chance.choice((OPENAI, DIALECTS["vllm"], DIALECTS["embedded"]))
@@ -170,6 +171,11 @@ class World:
                     SimulatedReplica(self._fleet, name, port, replica_chance, slots=slots, traits=traits)
                 )
             found[f"m{number}"] = replicas
+        if (
+            sharing.random() < 0.5
+        ):  # the first one's servers offer another model, which others of their kind may offer too
+            first = found["m0"]
+            found["m1"] = [*(own for own in found.get("m1", ()) if own.traits == first[0].traits), *first]
         return found
 
     def _draw_tenants(self) -> dict[str, tuple[str, Principal]]:

@@ -219,8 +219,8 @@ class DataPlane:
                 LoadReport(
                     model,
                     load.replica.id,
-                    load.slots,
-                    load.slots_max,
+                    load.shared.slots,
+                    load.shared.slots_max,
                     load.outstanding,
                     load.health.circuit(now_s),
                     max(0.0, load.health.rest_until_s - now_s),

@@ -12,7 +12,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False):
     """One replica as this data plane uses it.
 
     Attributes:
-        slots: Requests that it may run there now, of the `slots_max` that it was given; outstanding: that it runs.
+        slots: Requests that it may run there now, of the `slots_max` that it was given, for all models of the replica;
+            outstanding: that it runs for this one.
         rest_s: For how long it wants to be left alone.
         silent_s: For how long it has said nothing although it has work; 0 while that is too short to matter.
     """

@@ -19,6 +19,7 @@ from headrace.core.leases import (
     ReturnTokens,
     Want,
     WorkerId,
+    slots_of,
 )
 from headrace.policies.leases import LentRate, Messages, Pool
 
@@ -101,9 +102,9 @@ class Authority:
         was given back.
         """
         offered: set[PoolKey] = set()
-        for model, deployment in snapshot.deployments.items():
+        for deployment in snapshot.deployments.values():
             for replica in deployment.replicas:
-                key = PoolKey(PoolKind.SLOTS, model, replica.id, replica.generation)
+                key = slots_of(replica)  # the same for all of its models
                 offered.add(key)
                 pool = self._pools.get(key)
                 if pool is not None:

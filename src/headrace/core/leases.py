@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.core.fleet import Replica
 from headrace.core.ids import ReplicaId, TenantId
 
 WorkerId = int
@@ -23,12 +24,16 @@ class PoolKind(StrEnum):
 
 
 class PoolKey(NamedTuple):
-    """Which pool: the concurrency of a tenant, the queue of a model, or the slots of a model's replica."""
+    """Which pool: the concurrency of a tenant, the queue of a model, or the slots of a replica, whichever model is asked for."""
 
     kind: PoolKind
     name: str
     replica: ReplicaId = ReplicaId("")
     generation: int = 0
+
+
+def slots_of(replica: Replica) -> PoolKey:
+    return PoolKey(PoolKind.SLOTS, "", replica.id, replica.generation)
 
 
 class LentSlot(NamedTuple):

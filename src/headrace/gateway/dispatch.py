@@ -72,9 +72,9 @@ class Dispatch:
         """A probe has found a replica after it had not answered one."""
         self._dispatcher.found(replica, now_s=self._clock.now_s())
 
-    def set_slots(self, model: str, key: ReplicaKey, slots: int | None) -> None:
+    def set_slots(self, key: ReplicaKey, slots: int | None) -> None:
         """This process may use that many slots of a replica from now on; see Dispatcher.set_slots."""
-        self._perform(self._dispatcher.set_slots(model, key, slots, now_s=self._clock.now_s()))
+        self._perform(self._dispatcher.set_slots(key, slots, now_s=self._clock.now_s()))
 
     def set_queue_bounds(self, bounds: QueueBounds) -> None:
         """The queues' bounds in requests and bytes from now on; see Dispatcher.set_queue_bounds."""
@@ -285,8 +285,8 @@ class Slot:
     def fill(self) -> None:
         """The replica has generated for this request: where caches are partitioned, its slot's is the tenant's now."""
         load, grant = self.ticket.load, self.ticket.grant
-        if grant is not None and load is not None and load.slot_table is not None:
-            load.slot_table.fill(grant, self.ticket.tenant)
+        if grant is not None and load is not None and load.shared.slot_table is not None:
+            load.shared.slot_table.fill(grant, self.ticket.tenant)
 
     def give_back(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot, Replica
-from headrace.core.leases import Asking, Lending, LentSlot, PoolKey, PoolKind, Tokens
+from headrace.core.leases import Asking, Lending, LentSlot, PoolKey, PoolKind, Tokens, slots_of
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
@@ -14,7 +14,7 @@ from headrace.gateway.leases import ANSWER_LIMIT_S, Lacking, Leases, Stock
 from headrace.policies import admission
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit
-from headrace.policies.tickets import ReplicaKey, ReplicaLoad, Ticket
+from headrace.policies.tickets import ReplicaKey, ReplicaSlots, Ticket
 
 
 class LeasedDispatch(Dispatch):
@@ -64,7 +64,7 @@ class LeasedDispatch(Dispatch):
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         super().publish(snapshot)
-        offered = {_slot_key(model, load) for model, load in self.loads()}
+        offered = {slots_of(load.replica) for _, load in self.loads()}
         for stock in self._leases:
             stock.changed(())  # a model that came back begins without places, as everyone new
             if isinstance(stock, _SlotStock) and stock.key not in offered:
@@ -91,7 +91,7 @@ class LeasedDispatch(Dispatch):
             ticket, outcome, retry_after_s=retry_after_s, ttft_s=ttft_s, output_tokens=output_tokens
         )
         if self._leases.pressed and load is not None:
-            self._freed(_slot_key(ticket.model, load))
+            self._freed(slots_of(load.replica))
             self._freed(PoolKey(PoolKind.QUEUE, ticket.model))
 
     async def wait(self, ticket: Ticket) -> None:
@@ -122,15 +122,15 @@ class LeasedDispatch(Dispatch):
 
     def _drop_if_gone(self, stock: Stock) -> None:
         """Slots of a replica that has left the fleet, without work of ours, are of no use to us."""
-        if isinstance(stock, _SlotStock) and stock.load is None:
+        if isinstance(stock, _SlotStock) and stock.slots is None:
             self._leases.drop(stock)
-            self.set_slots(stock.key.name, (stock.key.replica, stock.key.generation), None)
+            self.set_slots((stock.key.replica, stock.key.generation), None)
 
     def _ask_for_slots(self) -> None:
         """Of every replica that somebody waits for, also of one that is new, or that may run more than it could."""
         for model, load in self.loads():
             if self.queue_length(model):
-                self._leases.ask(self._leases.stock(_slot_key(model, load)))
+                self._leases.ask(self._leases.stock(slots_of(load.replica)))
 
     def _freed(self, key: PoolKey) -> None:
         if key in self._leases.pressed:
@@ -200,10 +200,10 @@ class _QueueStock(Stock):
 
 
 class _SlotStock(Stock):
-    """Slots of one replica."""
+    """Slots of one replica, for all of its models."""
 
     def __init__(
-        self, key: PoolKey, dispatcher: Dispatcher, set_slots: Callable[[str, ReplicaKey, int], None]
+        self, key: PoolKey, dispatcher: Dispatcher, set_slots: Callable[[ReplicaKey, int], None]
     ) -> None:
         super().__init__(key)
         self._dispatcher = dispatcher
@@ -211,31 +211,28 @@ class _SlotStock(Stock):
         self._replica: ReplicaKey = (key.replica, key.generation)
 
     @property
-    def load(self) -> ReplicaLoad | None:
-        return self._dispatcher.load(self.key.name, self._replica)
+    def slots(self) -> ReplicaSlots | None:
+        return self._dispatcher.slots(self._replica)
 
     def in_use(self) -> int:
-        load = self.load
-        return 0 if load is None else load.outstanding
+        slots = self.slots
+        return 0 if slots is None else slots.outstanding
 
     def wish(self) -> int:
-        load = self.load
-        is_bound_by_us = load is not None and load.slots >= load.slots_max
-        return self._dispatcher.queue_length(self.key.name) if is_bound_by_us else 0
+        slots = self.slots
+        if slots is None or slots.slots < slots.slots_max:  # it is not for the lease that we have too few
+            return 0
+        return sum(self._dispatcher.queue_length(model) for model in slots.models)
 
     def changed(self, lent: Sequence[LentSlot]) -> None:
-        load = self.load
-        if load is not None and load.slot_table is not None:
+        slots = self.slots
+        if slots is not None and slots.slot_table is not None:
             for index, last_tenant in lent:
-                load.slot_table.lend(index, last_tenant)
-        self._set_slots(self.key.name, self._replica, self.usable)
+                slots.slot_table.lend(index, last_tenant)
+        self._set_slots(self._replica, self.usable)
 
     def withdraw(self, count: int) -> list[LentSlot]:
-        load = self.load
-        if load is None or load.slot_table is None:
+        slots = self.slots
+        if slots is None or slots.slot_table is None:
             return []
-        return [LentSlot(*load.slot_table.withdraw()) for _ in range(count)]
-
-
-def _slot_key(model: str, load: ReplicaLoad) -> PoolKey:
-    return PoolKey(PoolKind.SLOTS, model, load.replica.id, load.replica.generation)
+        return [LentSlot(*slots.slot_table.withdraw()) for _ in range(count)]

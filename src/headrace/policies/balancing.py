@@ -7,13 +7,22 @@ from headrace.core.chance import Chance
 from headrace.policies.health import Circuit, ReplicaHealth
 
 
-class Candidate(Protocol):
-    """What balancing must know of a replica: requests running on it, how many it may run, and its health."""
+class Slots(Protocol):
+    """Requests running on a replica, and how many it may run, over all of its models."""
 
     @property
     def outstanding(self) -> int: ...
     @property
     def slots(self) -> int: ...
+
+
+class Candidate(Protocol):
+    """What balancing must know of a replica: its slots; and requests for this model that run on it, and its health at it."""
+
+    @property
+    def shared(self) -> Slots: ...
+    @property
+    def outstanding(self) -> int: ...
     @property
     def health(self) -> ReplicaHealth: ...
 
@@ -63,9 +72,10 @@ def pick(candidates: Iterable[T], *, chance: Chance) -> T | None:
     best_load = 1.0
     ties = 1
     for candidate in candidates:
-        if candidate.outstanding >= candidate.slots:
+        shared = candidate.shared
+        if shared.outstanding >= shared.slots:
             continue  # also one that may get nothing at the moment, with no slots at all
-        load = candidate.outstanding / candidate.slots
+        load = shared.outstanding / shared.slots
         if load < best_load:
             best, best_load, ties = candidate, load, 1
         elif load == best_load and best is not None:
@@ -88,9 +98,9 @@ def _choose_warily(candidates: list[T], now_s: float, chance: Chance) -> T | Non
 def _pick_weighted(candidates: list[T], now_s: float, chance: Chance) -> T | None:
     """As `pick`, by the load that each would have with this request, as if one that starts slowly had fewer slots."""
     scores = [
-        ((each.outstanding + 1) / (each.slots * each.health.weight(now_s)), each)
+        ((each.shared.outstanding + 1) / (each.shared.slots * each.health.weight(now_s)), each)
         for each in candidates
-        if each.outstanding < each.slots
+        if each.shared.outstanding < each.shared.slots
     ]
     if not scores:
         return None

@@ -36,9 +36,20 @@ class DeploymentState:
     """One deployment's replicas, queue and measured service time, and what they say about a newcomer.
 
     `served_since_s` is since when it has had replicas; `started` holds what runs, in the order of its start; `running` counts the slots of tenants that have reserved some.
+    `turn` grows with each start out of the queue: of models that wait for the same replicas, the one with the least is next.
     """
 
-    __slots__ = ("bounds", "deployment", "loads", "queue", "running", "served_since_s", "service", "started")
+    __slots__ = (
+        "bounds",
+        "deployment",
+        "loads",
+        "queue",
+        "running",
+        "served_since_s",
+        "service",
+        "started",
+        "turn",
+    )
 
     def __init__(self, deployment: Deployment, bounds: QueueBounds, running: dict[TenantId, int]) -> None:
         self.deployment = deployment
@@ -49,6 +60,11 @@ class DeploymentState:
         self.queue: FairQueue[Ticket] = FairQueue(running)
         self.service = ServiceModel()
         self.started: dict[Ticket, None] = {}
+        self.turn = 0
+
+    @property
+    def has_free_slot(self) -> bool:
+        return any(load.shared.outstanding < load.shared.slots for load in self.loads)
 
     def typical_s(self, now_s: float) -> float:
         """What a request holds its slot for: measured, or until one has ended twice what the oldest has run already.
@@ -72,14 +88,24 @@ class DeploymentState:
         """When a slot will be free for what comes after that much work.
 
         All slots are taken to be given out in turn, each for a typical time: what runs ends in the order of its start, and
-        slots that were taken in the same moment are free again in the same moment, not one after the other.
+        slots that were taken in the same moment are free again in the same moment, not one after the other. What other
+        models of the replicas use of them stays theirs, but for an even share; of the ends of their work nothing is known
+        but how many there are to come.
         """
-        slots = max(1, sum(load.slots for load in self.loads))
+        slots = others = 0
+        for load in self.loads:
+            shared, elsewhere = load.shared, load.shared.outstanding - load.outstanding
+            others += elsewhere
+            slots += max(shared.slots - elsewhere, shared.slots // len(shared.models))
+        slots = max(1, slots)
         typical_s = self.typical_s(now_s)
         rounds, index = divmod(int(ahead_s / typical_s), slots) if typical_s > 0.0 else (0, 0)
         index += max(0, len(self.started) - slots)  # these end first, on slots that are no longer given out
         holder = next(islice(self.started, index, None), None)
-        left_s = 0.0 if holder is None else max(0.0, typical_s - (now_s - holder.started_s))
+        if holder is not None:
+            left_s = max(0.0, typical_s - (now_s - holder.started_s))
+        else:
+            left_s = typical_s / (others + 1) if others and not self.has_free_slot else 0.0
         return left_s + rounds * typical_s
 
     def drain_s(self, now_s: float) -> float:

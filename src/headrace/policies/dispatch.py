@@ -17,7 +17,16 @@ from headrace.policies import admission, balancing
 from headrace.policies.admission import QueueBounds
 from headrace.policies.deployment import DeploymentState, QueueView
 from headrace.policies.health import Circuit, HealthRules
-from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
+from headrace.policies.tickets import (
+    Action,
+    Expire,
+    ReplicaKey,
+    ReplicaLoad,
+    ReplicaSlots,
+    Shed,
+    Start,
+    Ticket,
+)
 
 # Control hears of the end of an engine's process within milliseconds.
 DOUBT_S = 0.5
@@ -27,7 +36,8 @@ _CONNECTION_LOST = (AttemptOutcome.LOST, AttemptOutcome.UNREACHABLE)
 class Dispatcher:
     """All deployments' queues and loads.
 
-    State: `_states` by model name; `_retired` holds the loads of replicas that left the fleet while they had work. Such a
+    State: `_states` by model name; `_slots` of every replica that is offered or has work, for all of its models; `_turn`, the
+    starts out of queues so far; `_retired` holds the loads of replicas that left the fleet while they had work. Such a
     replica may come back before that work ends (a probe that failed once), and its slots are not free only because of it.
     For the same reason `_running`, the slots of tenants with reserved ones, is kept by model name, and `_leases` whether or
     not their replicas are there.
@@ -53,7 +63,9 @@ class Dispatcher:
         self._is_adaptive = is_adaptive
         self._states: dict[str, DeploymentState] = {}
         self._running: dict[str, dict[TenantId, int]] = {}
-        self._leases: dict[tuple[str, ReplicaKey], int] = {}
+        self._leases: dict[ReplicaKey, int] = {}
+        self._slots: dict[ReplicaKey, ReplicaSlots] = {}
+        self._turn = 0
         self._retired: dict[tuple[str, ReplicaKey], ReplicaLoad] = {}
 
     def publish(self, snapshot: FleetSnapshot, *, now_s: float) -> list[Action]:
@@ -83,8 +95,8 @@ class Dispatcher:
                 for replica in deployment.replicas
             ]
             self._retire(name, known.values())
-            actions.extend(self._start_waiting(state, now_s))
-        return actions
+        self._set_models()
+        return actions + self._start_waiting(self._states.values(), now_s)
 
     def deployment(self, model: str) -> Deployment:
         """The deployment of that name, or ModelNotFound."""
@@ -185,23 +197,28 @@ class Dispatcher:
         load = ticket.load
         assert load is not None, "only a running ticket has a slot to give back"
         ticket.load = None
+        shared = load.shared
         if (
             ttft_s is not None
-            and (limit := load.limit) is not None
+            and (limit := shared.limit) is not None
             and limit.observe(
                 ttft_s,
+                model=ticket.model,
                 prompt_bytes=ticket.prompt_bytes,
-                in_flight=load.outstanding,
+                in_flight=shared.outstanding,
                 started_s=ticket.started_s,
                 now_s=now_s,
             )
         ):
-            load.set_slots()
+            shared.set_slots()
+        shared.outstanding -= 1
         load.outstanding -= 1
         if not load.outstanding:
             self._retired.pop((ticket.model, load.key), None)
-        if ticket.grant is not None and load.slot_table is not None:
-            load.slot_table.give_back(ticket.grant)
+            if not (shared.outstanding or shared.models):
+                self._slots.pop(load.key, None)
+        if ticket.grant is not None and shared.slot_table is not None:
+            shared.slot_table.give_back(ticket.grant)
             ticket.grant = None
         if ticket.share.reserved_slots:
             self._running[ticket.model][ticket.tenant] -= 1
@@ -219,7 +236,10 @@ class Dispatcher:
         elif outcome is AttemptOutcome.BUSY:
             ticket.tried = (*ticket.tried, load.key)
             health.rest(until_s=now_s + (self._health.rest_s if retry_after_s is None else retry_after_s))
-        return circuit, (self._start_waiting(state, now_s) if state is not None and len(state.queue) else [])
+        for model in shared.models:
+            if len(self._states[model].queue):
+                return circuit, self._start_waiting(self._users(shared), now_s)
+        return circuit, []
 
     def leave(self, ticket: Ticket, *, now_s: float) -> None:
         """A waiting ticket gives up: its caller left, or its time in the queue is over."""
@@ -229,11 +249,7 @@ class Dispatcher:
 
     def wake(self, *, now_s: float) -> list[Action]:
         """Called on a timer: starts work that waits only because its replicas were ejected, and whose time out is over."""
-        actions: list[Action] = []
-        for state in self._states.values():
-            if len(state.queue):
-                actions.extend(self._start_waiting(state, now_s))
-        return actions
+        return self._start_waiting(self._states.values(), now_s)
 
     def look(self, *, now_s: float) -> list[Replica]:
         """Called on a timer: judges the silence of every replica. Returns those that it ejected."""
@@ -273,24 +289,22 @@ class Dispatcher:
         state = self._states.get(model)
         return 0.0 if state is None else state.drain_s(now_s)
 
-    def set_slots(self, model: str, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
+    def set_slots(self, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
         """This process may use that many slots of a replica from now on; more than that run to their end. None: as many
         as it had before any such call.
 
         It holds until the next call, also while the replica is not offered.
         """
         if slots is None:
-            self._leases.pop((model, key), None)
+            self._leases.pop(key, None)
         else:
-            self._leases[model, key] = slots
-        state = self._states.get(model)
-        if state is None:
+            self._leases[key] = slots
+        shared = self._slots.get(key)
+        if shared is None:
             return []
-        for load in state.loads:
-            if load.key == key:
-                load.lease = self._default_lease if slots is None else slots
-                load.set_slots()
-        return self._start_waiting(state, now_s)
+        shared.lease = self._default_lease if slots is None else slots
+        shared.set_slots()
+        return self._start_waiting(self._users(shared), now_s)
 
     def set_queue_bounds(self, bounds: QueueBounds) -> None:
         """Bounds for all deployments from now on; what waits beyond them stays."""
@@ -304,13 +318,9 @@ class Dispatcher:
         if state is not None:
             state.bounds = replace(state.bounds, length_max=length_max)
 
-    def load(self, model: str, key: ReplicaKey) -> ReplicaLoad | None:
-        """The load of that replica, also of one that has left the fleet and still works; None when it is gone."""
-        state = self._states.get(model)
-        for load in state.loads if state is not None else ():
-            if load.key == key:
-                return load
-        return self._retired.get((model, key))
+    def slots(self, key: ReplicaKey) -> ReplicaSlots | None:
+        """The slots of that replica, also of one that has left the fleet and still works; None when it is gone."""
+        return self._slots.get(key)
 
     def _load_of(
         self,
@@ -322,14 +332,28 @@ class Dispatcher:
     ) -> ReplicaLoad:
         """Takes the replica's load out of the known or the retired ones, or makes it: it starts slowly among others."""
         key = (replica.id, replica.generation)
+        shared = self._slots.get(key)
+        if shared is None:
+            shared = self._slots[key] = ReplicaSlots(replica, is_adaptive=self._is_adaptive)
+        shared.lease = self._leases.get(key, self._default_lease)
+        shared.resize(replica.slots)
         load = known.pop(key, None) or self._retired.pop((model, key), None)
         if load is None:
-            load = ReplicaLoad(replica, self._health, is_adaptive=self._is_adaptive)
+            load = ReplicaLoad(replica, self._health, shared)
             if slowly_from_s is not None:
                 load.health.start_slowly(now_s=slowly_from_s)
-        load.lease = self._leases.get((model, key), self._default_lease)
-        load.replace(replica)
+        load.replica = replica
         return load
+
+    def _set_models(self) -> None:
+        """Which models are offered on which replicas, as of the states; slots of what is gone and idle are forgotten."""
+        models: dict[ReplicaKey, tuple[str, ...]] = {}
+        for model, load in self.loads():
+            models[load.key] = (*models.get(load.key, ()), model)
+        for key, shared in list(self._slots.items()):
+            shared.models = models.get(key, ())
+            if not (shared.models or shared.outstanding):
+                del self._slots[key]
 
     def _retire(self, model: str, loads: Iterable[ReplicaLoad]) -> None:
         self._retired.update({(model, load.key): load for load in loads if load.outstanding})
@@ -360,34 +384,53 @@ class Dispatcher:
         return True
 
     def _start(self, state: DeploymentState, ticket: Ticket, chosen: ReplicaLoad, now_s: float) -> None:
+        shared = chosen.shared
+        shared.outstanding += 1
         chosen.outstanding += 1
         chosen.health.asked(now_s=now_s)
         ticket.load = chosen
         ticket.started_s = now_s
-        if chosen.slot_table is not None:
-            ticket.grant = chosen.slot_table.take(ticket.tenant)
+        if shared.slot_table is not None:
+            ticket.grant = shared.slot_table.take(ticket.tenant)
         if ticket.share.reserved_slots:
             state.running[ticket.tenant] = state.running.get(ticket.tenant, 0) + 1
         state.started[ticket] = None
 
-    def _start_waiting(self, state: DeploymentState, now_s: float) -> list[Action]:
-        """Starts waiting tickets in the queue's order, as long as one of them finds a slot."""
+    def _users(self, shared: ReplicaSlots) -> list[DeploymentState]:
+        return [self._states[model] for model in shared.models]
+
+    def _start_waiting(self, states: Iterable[DeploymentState], now_s: float) -> list[Action]:
+        """Starts waiting tickets of these models as long as one of them finds a slot, in the order of each queue.
+
+        Models that wait for the same replicas take turns, but who waits for a slot of its own goes first.
+        """
         actions: list[Action] = []
-        # What has less time left than the quickest of the last answers took would only be begun for nobody.
-        while (ticket := state.queue.pop_late(now_s + state.service.quickest_s)) is not None:
-            ticket.waited_s += now_s - ticket.enqueued_s
-            actions.append(Expire(ticket))
-
-        def starts(ticket: Ticket) -> bool:
-            return self._try_start(state, ticket, now_s)
-
-        while len(state.queue) and any(load.outstanding < load.slots for load in state.loads):
-            ticket = state.queue.pop(starts)
-            if ticket is None:
-                break
-            ticket.waited_s += now_s - ticket.enqueued_s
-            actions.append(Start(ticket))
+        waiting = [state for state in states if len(state.queue)]
+        for state in waiting:
+            # What has less time left than the quickest of the last answers took would only be begun for nobody.
+            while (ticket := state.queue.pop_late(now_s + state.service.quickest_s)) is not None:
+                ticket.waited_s += now_s - ticket.enqueued_s
+                actions.append(Expire(ticket))
+        while waiting:
+            state = waiting[0] if len(waiting) == 1 else min(waiting, key=_turn)
+            next_one = self._start_next(state, now_s)
+            if next_one is None:  # and what others start leaves it no more
+                waiting.remove(state)
+                continue
+            self._turn = state.turn = self._turn + 1
+            next_one.waited_s += now_s - next_one.enqueued_s
+            actions.append(Start(next_one))
         return actions
+
+    def _start_next(self, state: DeploymentState, now_s: float) -> Ticket | None:
+        """The first of a queue that finds a slot, if there is one."""
+        if not len(state.queue) or not state.has_free_slot:
+            return None
+        return state.queue.pop(lambda ticket: self._try_start(state, ticket, now_s))
+
+
+def _turn(state: DeploymentState) -> tuple[bool, int]:
+    return not state.queue.owes, state.turn
 
 
 def _refuse_rest(loads: list[ReplicaLoad], now_s: float) -> None:

@@ -220,6 +220,13 @@ class FairQueue(Generic[T]):
         )
         return ahead_s + min(higher_s, PASSED_OVER_MAX * (ahead_s + typical_s))
 
+    @property
+    def owes(self) -> bool:
+        """Whether somebody waits for a slot of its tenant's own."""
+        return self._owners > 0 and any(
+            self._owed(flow) for band in self._bands for flow in band.waiting.values()
+        )
+
     def is_owed(self, entry: T) -> bool:
         """Whether this entry, were it to join now, would wait for a slot of its tenant's own."""
         reserved = entry.share.reserved_slots

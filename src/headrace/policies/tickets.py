@@ -85,53 +85,64 @@ class Ticket:
         self.waited_s = 0.0
 
 
-class ReplicaLoad:
-    """What runs on one replica. `outstanding` is raised and lowered only by the Dispatcher, never by probes.
+class ReplicaSlots:
+    """The slots of one replica, whichever of its models is asked for. `outstanding` is raised and lowered only by the
+    Dispatcher, never by probes.
 
     Attributes:
         slots: How many requests it may run now: what the replica has, but no more than `lease` and `limit`.
         lease: The slots that this process may use of it, where several share it; None for all.
         limit: What was found to be served well; None for engines that know their slots exactly.
+        outstanding: How many it runs.
+        models: Those that are offered on it.
     """
 
-    __slots__ = (
-        "health",
-        "key",
-        "lease",
-        "limit",
-        "outstanding",
-        "replica",
-        "slot_table",
-        "slots",
-    )
+    __slots__ = ("_total", "lease", "limit", "models", "outstanding", "slot_table", "slots")
 
-    def __init__(self, replica: Replica, rules: HealthRules, *, is_adaptive: bool) -> None:
-        self.replica = replica
-        self.key: ReplicaKey = (replica.id, replica.generation)
-        self.slots = replica.slots
+    def __init__(self, replica: Replica, *, is_adaptive: bool) -> None:
+        self._total = self.slots = replica.slots
         self.lease: int | None = None
         self.limit = ConcurrencyLimit(replica.slots) if is_adaptive and not replica.traits.is_ours else None
         self.outstanding = 0
-        self.health = ReplicaHealth(rules)
+        self.models: tuple[str, ...] = ()
         self.slot_table = SlotTable(0) if replica.traits.partitions_slots else None
 
-    def replace(self, replica: Replica) -> None:
-        """The same replica as control describes it now."""
-        self.replica = replica
+    def resize(self, total: int) -> None:
+        """What the replica has is another number, or the lease."""
+        self._total = total
         if self.slot_table is not None and self.lease is None:  # else slots are lent one by one
-            self.slot_table.resize(replica.slots)
+            self.slot_table.resize(total)
         if self.limit is not None:
-            self.limit.resize(replica.slots)
+            self.limit.resize(total)
         self.set_slots()
 
     @property
     def slots_max(self) -> int:
         """What this process may use of the replica, were it to serve all of it well."""
-        return self.replica.slots if self.lease is None else min(self.lease, self.replica.slots)
+        return self._total if self.lease is None else min(self.lease, self._total)
 
     def set_slots(self) -> None:
         """Takes over what has changed of the slots, the lease or the limit."""
         self.slots = self.slots_max if self.limit is None else min(self.slots_max, self.limit.value)
+
+
+class ReplicaLoad:
+    """What runs on one replica for one model. `outstanding` is raised and lowered with that of `shared`.
+
+    Health is by model as well: a server that fails at one of its models may serve the others.
+
+    Attributes:
+        shared: The replica's slots, which all of its models share.
+    """
+
+    __slots__ = ("health", "key", "outstanding", "replica", "shared")
+
+    def __init__(self, replica: Replica, rules: HealthRules, shared: ReplicaSlots) -> None:
+        self.replica = replica
+        self.key: ReplicaKey = (replica.id, replica.generation)
+        self.outstanding = 0
+        self.health = ReplicaHealth(rules)
+        self.shared = shared
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class Metrics:
     )
     replica_slots: Gauge = _gauge(
         "headrace_replica_slots",
-        "Requests that the replica may run at once now: its slots, or fewer while its first tokens come late.",
+        "Requests that the replica may run at once now: its slots, or fewer while its first tokens come late. Models of one replica share them.",
         labels=("model", "replica"),
         series_max=256,
     )
