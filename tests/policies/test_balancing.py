@@ -104,6 +104,7 @@ def test_one_that_may_be_well_again_gets_one_request_while_another_is_sound() ->
     trial, sound = load(0, 4, Circuit.HALF_OPEN), load(3, 4)
     assert balancing.choose([trial, sound], now_s=NOW_S, chance=Random(1)) is trial
     trial.outstanding = 1
+    trial.health.asked(now_s=NOW_S)
     assert balancing.choose([trial, sound], now_s=NOW_S, chance=Random(1)) is sound
     sound.outstanding = 4
     assert balancing.choose([trial, sound], now_s=NOW_S, chance=Random(1)) is None

@@ -99,6 +99,24 @@ def test_a_probe_that_finds_a_replica_ends_its_time_out_wherever_it_is_used() ->
     assert load.health.circuit(1.5) is Circuit.HALF_OPEN
 
 
+def test_a_long_answer_that_began_before_does_not_keep_a_replica_from_its_trial() -> None:
+    """It says nothing of how new requests fare; else the replica's other slots would be idle until it has ended."""
+    one = dispatcher(replica("first", slots=3), replica("second"))
+    tickets = [ticket(deadline_s=900.0) for _ in range(4)]
+    for each in tickets:
+        assert one.arrive(each, now_s=0.0)
+    long, failing, other = (each for each in tickets if each.load and each.load.replica.id == "first")
+    one.give_back(failing, AttemptOutcome.ERRED, now_s=1.0)
+    assert one.give_back(other, AttemptOutcome.ERRED, now_s=1.0)[0] is Circuit.OPEN
+    trial, second = ticket(deadline_s=900.0), ticket(deadline_s=900.0)
+    assert not come(one, trial, now_s=2.0)
+    assert not come(one, second, now_s=2.0)
+    assert one.wake(now_s=1.0 + RULES.ejection_s) == [Start(trial)]
+    assert one.give_back(trial, AttemptOutcome.CANCELLED, now_s=6.0)[1] == [Start(second)]
+    assert one.give_back(second, AttemptOutcome.COMPLETED, now_s=7.0)[0] is Circuit.SLOW_START
+    one.give_back(long, AttemptOutcome.COMPLETED, now_s=8.0)
+
+
 def test_a_replica_that_is_silent_too_long_is_ejected_although_nobody_gave_up() -> None:
     """T20: the timer judges it, since no attempt has ended."""
     one = dispatcher(replica("first"))

@@ -54,7 +54,7 @@ def eligible(candidates: list[T], *, now_s: float) -> list[T]:
         elif circuit is not Circuit.OPEN:
             sound.append(each)
     if sound:
-        return sound + [each for each in hopeful if not each.outstanding]
+        return sound + [each for each in hopeful if not each.health.trials]
     return hopeful or awake
 
 

@@ -65,6 +65,8 @@ class ReplicaHealth:
         is_quiet: It has work and has said nothing for `quiet_s`.
         rest_until_s: Nothing is started on it before: it asked for it, or control is about to say whether it has ended.
         ejected_until_s: The end of its time out.
+        trials: Requests in progress on it that were started since it was ejected. Those from before say nothing new: a long
+            answer that goes on through it all must not keep it from its trial.
     """
 
     __slots__ = (
@@ -80,6 +82,7 @@ class ReplicaHealth:
         "is_quiet",
         "is_settled",
         "rest_until_s",
+        "trials",
     )
 
     def __init__(self, rules: HealthRules) -> None:
@@ -95,6 +98,7 @@ class ReplicaHealth:
         self.rest_until_s = 0.0
         self.is_quiet = False
         self.is_settled = True
+        self.trials = 0
 
     def circuit(self, now_s: float) -> Circuit:
         if self._is_out:
@@ -123,6 +127,7 @@ class ReplicaHealth:
 
     def asked(self, *, now_s: float) -> None:
         """A request was started on it."""
+        self.trials += self._is_out
         if self._owes_since_s is None:
             self._owes_since_s = now_s - self._unheard_s
 
@@ -155,6 +160,8 @@ class ReplicaHealth:
 
         Returns OPEN if this ejected the replica, SLOW_START if it brought it back, else None.
         """
+        if self.trials and started_s >= self._ejected_s:
+            self.trials -= 1
         is_hung = False
         if outcome in _UNHEARD:
             silence_s = self.silence_s(now_s)
@@ -195,6 +202,7 @@ class ReplicaHealth:
         if not self._is_out:
             return None
         self._is_out = False
+        self.trials = 0
         self.ejected_until_s = 0.0
         # How long the next time out is stays remembered until it has run undisturbed for a while.
         self._slow_since_s = now_s
@@ -205,6 +213,7 @@ class ReplicaHealth:
         # Doubled from the bounded time: a power of the number of ejections would overflow after a day and a half.
         self._next_out_s = 2.0 * out_s
         self._is_out = True
+        self.trials = 0
         self._ejected_s = now_s
         self.ejected_until_s = now_s + out_s
         self._slow_since_s = None
