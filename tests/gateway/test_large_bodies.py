@@ -313,3 +313,20 @@ def test_a_drain_waits_for_a_body_that_is_being_read() -> None:
         assert "[DONE]" in answer.payloads
         assert running.provider.stop() == 0
         assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
+def test_a_drain_ends_with_a_body_that_is_refused_once_it_is_read() -> None:
+    """T61: nothing is in progress then, so nothing is waited for."""
+    with rig({}) as running:
+        assert ask(running, chat(LARGE)).status == 200
+        (pid,) = children(running)
+        os.kill(pid, signal.SIGSTOP)
+        with send(running, chat(LARGE, model="nobody")) as connection:
+            wait_until_reading(running, 1)
+            os.kill(running.provider.pid, signal.SIGTERM)
+            wait_until(lambda: running.provider.get("/readyz")[0] == 503, what="the drain")
+            os.kill(pid, signal.SIGCONT)
+            assert read_answer(connection).status == 404
+        # Well below the 30 s that requests in progress may take.
+        assert running.provider.process.wait(20) == 0

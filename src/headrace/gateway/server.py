@@ -140,6 +140,9 @@ class Gateway:
         except Exception as bug:  # noqa: BLE001 -- the outermost edge of a request: a bug must not take the port down
             self._report(bug, call)
             call.abort()
+        finally:
+            if self._is_draining and not self.in_progress:
+                self._quiet.set()
 
     async def _infer(self, call: Call, endpoint: Endpoint) -> None:
         """The walk. Authentication came before the body (`screen`); what is raised before the account opens is a refusal."""
@@ -168,7 +171,6 @@ class Gateway:
         if request.is_keyed:
             recorded = await self._prepare(call, self._idempotency.enter(call, request))
             if recorded is None:
-                self._tell_quiet()
                 return
             call = recorded
         account = Account(request, deployment)
@@ -201,7 +203,7 @@ class Gateway:
                 delivery.fail(InternalError("a fault of ours; report it with the request id"))
         finally:
             self.streams.discard(delivery)
-            self._end_one()
+            self.in_progress -= 1
             account.queue_wait_s = slot.ticket.waited_s
             self.usage.close(account, delivery)
             if recorded is not None:
@@ -210,14 +212,6 @@ class Gateway:
     def _report(self, bug: Exception, call: Call) -> None:
         self._metrics.internal_errors.labels("request").add()
         self._log.internal_error(bug, where="request", request_id=call.request_id)
-
-    def _end_one(self) -> None:
-        self.in_progress -= 1
-        self._tell_quiet()
-
-    def _tell_quiet(self) -> None:
-        if self._is_draining and not self.in_progress:
-            self._quiet.set()
 
     def _cut(self, call: Call, delivery: Delivery) -> None:
         """Ends what was cancelled: because the caller left, or by us because the time to drain is over."""
@@ -241,14 +235,13 @@ class Gateway:
         progress, or a drain would not wait for it."""
         self.in_progress += 1
         try:
-            prepared = await preparing
-        except BaseException as error:
-            self._end_one()
-            if isinstance(error, asyncio.CancelledError) and not call.is_gone:
+            return await preparing
+        except asyncio.CancelledError:
+            if not call.is_gone:
                 self._refuse(call, self._stopping(Reason.STOPPING))
             raise
-        self.in_progress -= 1  # the walk goes on at once, and counts it again
-        return prepared
+        finally:
+            self.in_progress -= 1  # where the walk goes on, it does so at once, and counts it again
 
     def _stopping(self, reason: Reason) -> NoReadyReplica:
         return NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=reason)
