@@ -33,9 +33,25 @@ def test_a_gauge_that_makes_no_sense_as_a_sum_shows_the_largest() -> None:
     assert all(series.value == 1 for _, series in total.build_info.series())
 
 
+def test_what_is_left_is_shown_of_the_process_that_has_least() -> None:
+    """Also below zero: a certificate that expired is not hidden by one that was reloaded, nor by who has none."""
+    states = []
+    for days, left_bytes in ((-3.0, 500), (80.0, 100)):
+        metrics = Metrics()
+        metrics.tls_expiry_days.labels().set(days)
+        metrics.memory_left_bytes.labels().set(left_bytes)
+        states.append(state_of(metrics))
+    service = Metrics()
+    service.tls_expiry_days.remove()
+    service.memory_left_bytes.remove()
+    total = merged([state_of(service), *states])
+    assert total.tls_expiry_days.labels().value == -3.0
+    assert total.memory_left_bytes.labels().value == 100
+
+
 def test_a_process_that_is_gone_leaves_what_it_counted_and_not_what_it_showed() -> None:
     gone = Metrics()
-    add(gone, counted(4), with_gauges=False)
+    add(gone, counted(4))
     assert gone.retries.labels("m").value == 4
     assert sum(gone.ttft_seconds.labels("m").counts) == 4
     assert gone.connections.labels().value == 0

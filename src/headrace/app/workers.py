@@ -117,6 +117,10 @@ class Workers:
         self._sockets: list[socket.socket] = []
         self._snapshot = FleetSnapshot()
         self._gone = Metrics()
+        for ours in (self._metrics, self._gone):
+            # The smallest of the workers' is shown, and what nobody sets must not be it.
+            ours.memory_left_bytes.remove()
+            ours.tls_expiry_days.remove()
         self._questions = 0
         self._draining = asyncio.Event()
         self._was_behind = False
@@ -308,7 +312,7 @@ class Workers:
         seat.is_linked = seat.is_up = False
         self._authority.lost(seat.number)
         self._answers.lost(seat.number)
-        merging.add(self._gone, seat.counted, with_gauges=False)
+        merging.add(self._gone, seat.counted)
         seat.counted = {}
         for answer in seat.answers.values():
             if not answer.done():

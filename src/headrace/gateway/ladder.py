@@ -2,7 +2,7 @@
 
 from headrace.core.errors import Saturated
 from headrace.core.outcome import Reason
-from headrace.policies.pressure import Level, Pressure, Reading, Verdict, share_descriptors
+from headrace.policies.pressure import Level, Memory, Pressure, Reading, Verdict, share_descriptors
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.resources import Resources
@@ -36,6 +36,7 @@ class Ladder:
         self._log = log
         shares = share_descriptors(descriptors_max, in_use=resources.descriptors())
         self.connections_max, self.work_max = shares.connections_max, shares.work_max
+        self._show_left(resources.memories())  # before the first tick: nothing left is what 0 would say
 
     @property
     def verdict(self) -> Verdict:
@@ -52,8 +53,7 @@ class Ladder:
             keeps_waiting=keeps_waiting,
         )
         verdict = self._pressure.judge(reading, now_s=now_s)
-        left_bytes = min((memory.left_bytes for memory in reading.memories), default=0)
-        self._metrics.memory_left_bytes.labels().set(left_bytes)
+        left_bytes = self._show_left(reading.memories)
         if verdict.level is before.level:
             return False
         self._metrics.pressure_level.labels().set(verdict.level)
@@ -67,6 +67,11 @@ class Ladder:
             descriptors_max=reading.descriptors_max,
         )
         return True
+
+    def _show_left(self, memories: tuple[Memory, ...]) -> int:
+        left_bytes = min((memory.left_bytes for memory in memories), default=0)
+        self._metrics.memory_left_bytes.labels().set(left_bytes)
+        return left_bytes
 
     @property
     def is_calm(self) -> bool:

@@ -25,10 +25,11 @@ class Kind(Enum):
 
 
 class Merge(Enum):
-    """What a gauge of several processes shows: the sum of theirs, or the largest."""
+    """What a gauge of several processes shows: the sum of theirs, the largest, or the smallest."""
 
     SUM = "sum"
     MAX = "max"
+    MIN = "min"
 
 
 @dataclass(frozen=True, slots=True)

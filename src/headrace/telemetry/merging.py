@@ -1,6 +1,6 @@
 """What do several processes count together? Metrics as plain values, and the sum of many of them."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -29,33 +29,44 @@ def state_of(metrics: Metrics, *, names: Collection[str] | None = None) -> Metri
     }
 
 
-def add(total: Metrics, state: MetricsState, *, with_gauges: bool) -> None:
-    """Adds the state to the total: counters and histograms sum up, gauges as their row of the table says.
-
-    Args:
-        with_gauges: False for a process that is gone: what it counted stays true, what it showed doesn't.
-    """
+def add(total: Metrics, state: MetricsState) -> None:
+    """Adds what was counted, which stays true when its process is gone; gauges are left out: what they showed doesn't."""
     for family in total.families():
-        spec = family.spec
-        if spec.kind is Kind.GAUGE and not with_gauges:
+        if family.spec.kind is Kind.GAUGE:
             continue
-        for series in state.get(spec.name, ()):
+        for series in state.get(family.spec.name, ()):
             child = family.labels(*series.labels)
             if isinstance(child, Distribution):
                 child.sum += series.value
                 child.counts = [a + b for a, b in zip(child.counts, series.counts, strict=True)]
-            elif spec.merge is Merge.SUM:
-                child.value += series.value
             else:
-                child.value = max(child.value, series.value)
+                child.value += series.value
 
 
-def merged(states: Iterable[MetricsState]) -> Metrics:
-    """One table for all of them."""
+def merged(states: Sequence[MetricsState]) -> Metrics:
+    """One table for all of them: counters and histograms sum up, gauges as their row of the table says."""
     total = Metrics()
     for state in states:
-        add(total, state, with_gauges=True)
+        add(total, state)
+    for family in total.families():
+        if family.spec.kind is Kind.GAUGE:
+            for labels, values in _values(family.spec.name, states).items():
+                child = family.labels(*labels)
+                assert isinstance(child, Value), "a gauge is one value"
+                child.set(_MERGED[family.spec.merge](values))
     return total
+
+
+_MERGED: dict[Merge, Callable[[list[float]], float]] = {Merge.SUM: sum, Merge.MAX: max, Merge.MIN: min}
+
+
+def _values(family: str, states: Sequence[MetricsState]) -> dict[tuple[str, ...], list[float]]:
+    """What each of them shows, by label values."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for state in states:
+        for series in state.get(family, ()):
+            found.setdefault(series.labels, []).append(series.value)
+    return found
 
 
 def _series(labels: tuple[str, ...], child: Value | Distribution) -> Series:

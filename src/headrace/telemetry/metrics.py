@@ -158,7 +158,7 @@ class Metrics:
     tls_expiry_days: Gauge = _gauge(
         "headrace_tls_expiry_days",
         "Days until the certificate in force expires, negative afterwards; 0 without TLS.",
-        merge=Merge.MAX,
+        merge=Merge.MIN,
     )
 
     # Replicas.
@@ -248,7 +248,7 @@ class Metrics:
     memory_left_bytes: Gauge = _gauge(
         "headrace_memory_left_bytes",
         "Memory that is left under the tightest limit that holds for the process.",
-        merge=Merge.MAX,
+        merge=Merge.MIN,
     )
     tasks: Gauge = _gauge("headrace_tasks", "Tasks of the gateway's event loop now.")
     event_loop_lag_seconds: Gauge = _gauge(
