@@ -200,6 +200,22 @@ def test_a_revoked_key_is_refused_within_two_seconds(edge: Edge) -> None:
 
 
 @pytest.mark.slow
+def test_a_key_that_is_revoked_while_the_body_is_on_its_way_is_refused(edge: Edge) -> None:
+    """T39: the head was let in, but the request only begins when its body is there."""
+    key, requests = edge.service.key("leaver-in-between"), edge.requests()
+    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "x"}]}).encode()
+    request = post("/v1/chat/completions", body, headers=f"authorization: Bearer {key}\r\n")
+    with edge.service.connect() as connection:
+        connection.sendall(request[:-10])
+        edge.service.cli("keys", "revoke", key[8:16])
+        wait_until(lambda: edge.service.get("/v1/models", key=key)[0] == 401, what="the revocation")
+        connection.sendall(request[-10:])
+        (answer,) = answers(read_answers(connection, count=1, silence_s=0.01).data)
+    assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
+    assert edge.requests() == requests
+
+
+@pytest.mark.slow
 def test_an_expired_key_is_refused(edge: Edge) -> None:
     """T39: by wall time, to the second, without any command being run."""
     edge.service.cli("tenants", "create", "guest")

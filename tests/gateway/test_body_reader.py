@@ -1,6 +1,7 @@
 """What a child that misbehaves costs: one body each time, and never the gateway."""
 
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from headrace.core.errors import HeadraceError, InternalError, InvalidRequest, S
 from headrace.core.request import Endpoint
 from headrace.gateway import parser_process
 from headrace.gateway.bodies import PARSER, BodyReader
+from headrace.gateway.walk import Walk
+from headrace.protocols.openai import ParsedBody
 
 CHAT = Endpoint.CHAT_COMPLETIONS
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -139,6 +142,29 @@ def test_the_child_ends_itself_when_a_body_costs_too_much() -> None:
         "parser_process.main()\n"
     )
     with_reader(use, command=python(endless))
+
+
+def test_nobody_is_told_of_a_body_that_was_wrong_after_its_caller_left() -> None:
+    """An exception that nobody awaits would be a line in the log for each such caller, and look like a bug of ours."""
+    reported: list[dict[str, Any]] = []
+
+    async def use(reader: BodyReader) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+        async def ask() -> None:
+            await reader.parse(CHAT, b"{}", deadline_s=SystemClock().now_s() + 20)
+
+        await outcome(reader)  # there is a child now, which gets the next one at once
+        walk = Walk(ask(), on_end=lambda: None)
+        walk.start()
+        walk.cancel()
+        while reader.count:  # noqa: ASYNC110 -- what nobody awaits has no event
+            await asyncio.sleep(0.01)
+        assert isinstance(await outcome(reader), ParsedBody)
+        gc.collect()
+
+    with_reader(use)
+    assert reported == []
 
 
 def test_descriptions_survive_the_journey() -> None:

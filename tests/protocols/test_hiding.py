@@ -59,6 +59,15 @@ def test_every_known_spelling_goes_and_the_tokens_stay(answer: dict[str, Any]) -
     assert json.loads(left)["usage"] == {"prompt_tokens": 9}
 
 
+def test_words_of_the_model_are_words_wherever_they_stand() -> None:
+    """Older completions have tokens as names in their log-probabilities, and some engines give tools an object."""
+    data = (
+        b'{"choices": [{"logprobs": {"top_logprobs": [{" cache": -0.1, "x": -2.0}]}, '
+        b'"message": {"tool_calls": [{"function": {"arguments": {"cache_key": "a"}}}]}}]}'
+    )
+    assert hiding.without_cache(data) is data
+
+
 def test_text_about_caches_is_text() -> None:
     data = b'{"choices": [{"delta": {"content": "a cached page"}}]}'
     assert hiding.without_cache(data) is data

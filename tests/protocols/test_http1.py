@@ -1,5 +1,6 @@
 """Does the reader read requests the same however they are cut, and refuse the rest, within its bounds?"""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -188,6 +189,31 @@ def test_chunks_of_one_byte_are_fine() -> None:
     head = CHUNKED[: CHUNKED.index(b"3;e")]
     pieces = [body[start : start + 997] for start in range(0, len(body), 997)]
     assert read(head, *pieces, b"0\r\n\r\n", body_bytes_max=50_000)[1] == b"a" * 50_000
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 7, 1000, 100_000])
+def test_a_body_takes_no_more_memory_than_it_has_bytes_however_it_is_cut(piece_bytes: int) -> None:
+    """T34: the limit of a body is that of its memory; pieces kept one by one would take twenty times as much."""
+    size = 400_000
+    pieces = [http1.chunk(bytes(piece_bytes))] * (size // piece_bytes)
+    reader = RequestReader(Sink(size))
+    head = CHUNKED[: CHUNKED.index(b"3;e")]
+    tracemalloc.start()
+    try:
+        feed_all(reader, [head, *pieces])
+        held_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert reader.body_bytes == size // piece_bytes * piece_bytes
+    assert held_bytes < 1.5 * size
+
+
+@given(sizes=st.lists(st.sampled_from([1, 2, 1023, 1024, 1025, 70_000]), max_size=20))
+def test_pieces_of_every_size_are_joined_in_their_order(sizes: list[int]) -> None:
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+    head = CHUNKED[: CHUNKED.index(b"3;e")]
+    seen = read(head, *map(http1.chunk, pieces), http1.LAST_CHUNK, body_bytes_max=2_000_000)
+    assert seen[1] == b"".join(pieces)
 
 
 @pytest.mark.parametrize("request_bytes", [POST, CHUNKED])

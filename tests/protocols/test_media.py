@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -165,6 +166,21 @@ def test_urls_are_picked_out_and_what_is_fetched_takes_their_place() -> None:
         image("data:image/png;base64,AAAA"), parts[1], {"type": "image_url", "image_url": "data:image/gif;base64,BBBB"},
         {"type": "audio_url", "audio_url": {"url": "data:audio/ogg;base64,CCCC"}}, {"type": "file", "file": {"file_url": "data:text/plain;base64,DDDD"}},
     ]  # fmt: skip
+
+
+def test_many_urls_cost_no_more_looks_at_the_body_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T14: a digest of the whole body for each of 64 URLs took 36 ms of the event loop, or a second of the parser."""
+    looks = 0
+
+    def counted(*given: Any, **options: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return blake2b(*given, **options)
+
+    monkeypatch.setattr("headrace.protocols.media.hashlib.blake2b", counted)
+    parsed = parse(*[image(URL)] * media.PARTS_MAX)
+    assert len({item.start for item in parsed.remote_media}) == media.PARTS_MAX
+    assert looks <= 2
 
 
 def test_no_endpoint_hides_messages_from_the_check() -> None:

@@ -97,6 +97,8 @@ class BodyReader:
             return await job.parsed
         finally:
             timer.cancel()
+            if not job.parsed.cancel():
+                job.parsed.exception()  # looked at, or asyncio would report what nobody awaits any more
             if job is not self._current:
                 self._forget(job)
 

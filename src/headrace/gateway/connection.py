@@ -104,9 +104,8 @@ class ClientConnection(CallerTransport):
         self._is_advancing = False
         self._is_done = False  # nothing more is answered
         self._screened: Screened | None = None
-        self._repeated: http1.RepeatedHead | None = (
-            None  # the head of `_screened`, if the next one may say the same
-        )
+        # The head of `_screened`, if the next one may say the same.
+        self._repeated: http1.RepeatedHead | None = None
         self._paced_bytes = 0
         self._limit_s = 0.0
         self._owes_continue = False  # the next body waits for a word that comes after the answers before it
@@ -193,9 +192,11 @@ class ClientConnection(CallerTransport):
             self.write(http1.CONTINUE)
 
     def request_received(self, body: bytes) -> None:
-        assert self._screened is not None
-        owner = self._owner
-        self._take_turn(HttpCall(self, self._screened, body, owner.new_request_id(), owner.clock.now_s()))
+        screened, owner = self._screened, self._owner
+        assert screened is not None
+        if not owner.still_holds(screened):  # a body may be hours on its way
+            screened = self._screened = owner.screen(screened.head)
+        self._take_turn(HttpCall(self, screened, body, owner.new_request_id(), owner.clock.now_s()))
 
     def detach(self, last: bytes) -> tuple[asyncio.Transport, Screened]:
         """See HttpCall.switch; nothing here touches the transport any more."""
@@ -288,7 +289,11 @@ class ClientConnection(CallerTransport):
         if self._is_advancing:
             return
         self._is_advancing = True
-        while self._turns and not self._is_busy and not self._is_done and not self.is_paused:
+        while self._turns and not self._is_busy and not self._is_done:
+            if self._unsent:
+                self.flush()  # only then is it known whether the caller takes its answers
+            if self.is_paused:
+                break
             turn = self._turns.pop(0)
             if isinstance(turn, _Refusal):
                 self._is_done = True
@@ -319,7 +324,6 @@ class ClientConnection(CallerTransport):
         if len(self._turns) == PIPELINE_MAX and not transport.is_closing():
             transport.resume_reading()
         if self._turns:
-            self.flush()  # only then is it known whether the caller takes its answers
             self._advance()
         elif self._owes_continue:
             self._owes_continue = False

@@ -83,6 +83,8 @@ class MediaFetcher:
         finally:
             self._waiting -= 1
             task.cancel()
+            if not inlined.cancel():
+                inlined.exception()  # looked at, or asyncio would report what nobody awaits any more
 
     async def _inline(self, parsed: ParsedBody, inlined: "asyncio.Future[ParsedBody]", left_s: float) -> None:
         try:

@@ -255,10 +255,12 @@ class WebSocketConnection(CallerTransport):
             return
         self._is_advancing = True
         backlog = self._backlog
-        while backlog and self._dialogue.is_open and not (self.is_paused and self._walk is None):
-            self._take(backlog.popleft())
-            if backlog:
+        while backlog and self._dialogue.is_open:
+            if self._unsent:
                 self.flush()
+            if self.is_paused and self._walk is None:
+                break
+            self._take(backlog.popleft())
         self._is_advancing = False
         if not self._dialogue.is_open:
             backlog.clear()

@@ -17,6 +17,8 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 _PLAIN = frozenset({"id", "object", "created", "model"})  # of every answer, and nothing is inside
 _CONTAINERS = (dict, list)
+# Inside these, names are words of the model: tokens, and what it gives to a tool.
+_WORDS = frozenset({"logprobs", "arguments"})
 _encode = msgspec.json.Encoder().encode
 
 
@@ -60,7 +62,7 @@ def _strip(value: Any) -> bool:
             if _is_hidden(name):
                 found = True
                 del value[name]
-            elif type(inner) in _CONTAINERS and _strip(inner):
+            elif type(inner) in _CONTAINERS and name not in _WORDS and _strip(inner):
                 found = True
                 if not inner:
                     del value[name]

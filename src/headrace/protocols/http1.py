@@ -19,6 +19,10 @@ HEADERS_MAX = 100
 # What chunk sizes, extensions and trailers may add to a body: a chunk of one byte costs five, the rest has a fixed sum.
 CHUNK_OVERHEAD = 6
 FRAMING_BYTES_MAX = 64 * 1024
+# Pieces of a body below this are gathered, up to that size each: kept one by one, pieces of two bytes would take twenty times
+# the memory of the body.
+PIECE_BYTES_MIN = 1024
+GATHERED_BYTES_MAX = 64 * 1024
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,10})\r\n", re.IGNORECASE)
@@ -257,7 +261,15 @@ class RequestReader:
         self.body_bytes += len(data)
         if self.body_bytes > self._body_bytes_max:
             self._fail_too_large()
-        self._parts.append(data)
+        parts = self._parts
+        if len(data) >= PIECE_BYTES_MIN or not parts:
+            parts.append(data)
+            return
+        last = parts[-1]
+        if type(last) is bytearray and len(last) < GATHERED_BYTES_MAX:
+            last += data
+        else:
+            parts.append(bytearray(data))
 
     def on_message_complete(self) -> None:
         if self._is_last:
@@ -271,7 +283,7 @@ class RequestReader:
         self.is_idle = True
         self.messages += 1
         parts = self._parts
-        self._sink.request_received(parts[0] if len(parts) == 1 else b"".join(parts))
+        self._sink.request_received(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
 
     def _is_sound_host(self, host: bytes) -> bool:
         if _HOST.fullmatch(host) is None:
@@ -312,7 +324,7 @@ class RequestReader:
         self._head_done = False
         self._is_last = False
         self._fed_bytes = 0
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._body_bytes_max = 0
         self.body_bytes = 0
 

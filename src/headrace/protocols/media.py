@@ -86,7 +86,8 @@ def pick_out(messages: Any, *, body: bytes) -> tuple[str, list[RemoteMedia]]:
     Returns where the first of it stands ("" if there is none), and the URLs. In the messages each URL is replaced by a
     text that stands nowhere else, since it has the digest of the body in it; `locate` finds them again.
     """
-    first, remote = "", []
+    first = mark = ""
+    remote: list[RemoteMedia] = []
     count = 0
     for use in _uses(messages):
         first = first or use.at
@@ -95,16 +96,18 @@ def pick_out(messages: Any, *, body: bytes) -> tuple[str, list[RemoteMedia]]:
             raise _wrong(use.at, f"more than {PARTS_MAX} pictures, sounds and files")
         if _check_inline(use):
             continue
+        mark = mark or _mark(body)
+        use.holder[use.name] = f"{mark}{len(remote)}"
         remote.append(RemoteMedia(use.text, use.kind, use.at))
-        use.holder[use.name] = _placeholder(body, len(remote) - 1)
     return first, remote
 
 
 def locate(remote: list[RemoteMedia], canonical: bytes, *, body: bytes) -> tuple[RemoteMedia, ...]:
     """The same with their places in the canonical JSON."""
     found = []
+    mark = _mark(body) if remote else ""
     for index, item in enumerate(remote):
-        quoted = f'"{_placeholder(body, index)}"'.encode()
+        quoted = f'"{mark}{index}"'.encode()
         start = canonical.index(quoted)
         found.append(msgspec.structs.replace(item, start=start, end=start + len(quoted)))
     return tuple(found)
@@ -198,8 +201,9 @@ def _check_data_url(use: _Use) -> None:
     check_content(use.kind, match["type"].lower(), data, at=use.at)
 
 
-def _placeholder(body: bytes, index: int) -> str:
-    return f"{_PLACEHOLDER}{hashlib.blake2b(body, digest_size=16).hexdigest()}-{index}"
+def _mark(body: bytes) -> str:
+    """What the placeholders of a request begin with. It costs a look at the whole body: once, not for every URL."""
+    return f"{_PLACEHOLDER}{hashlib.blake2b(body, digest_size=16).hexdigest()}-"
 
 
 def _wrong(at: str, what: str) -> InvalidRequest:
