@@ -2,12 +2,17 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
+from headrace.core.clock import ManualClock
 from headrace.core.endings import ENDINGS, Ending, Stage
-from headrace.core.outcome import Outcome
-from headrace.gateway.delivery import EVENTS, TRANSITIONS, Event, State
+from headrace.core.outcome import Outcome, Reason
+from headrace.core.request import InferenceRequest
+from headrace.gateway.delivery import EVENTS, TRANSITIONS, Delivery, Event, State
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "delivery.md"
 ENDS = {State[outcome.name] for outcome in Outcome}
@@ -74,6 +79,27 @@ def test_every_live_state_can_end_and_every_end_can_be_reached(state: State) -> 
 def test_a_caller_who_leaves_is_cancelled_whatever_came_before(state: State) -> None:
     """T5."""
     assert TRANSITIONS[state][Event.GONE] is State.CANCELLED
+
+
+@pytest.mark.parametrize("has_content", [True, False])
+def test_a_slow_reader_has_an_ending_even_before_its_answer_began(has_content: bool) -> None:
+    """On a shared connection it may be the answer before that it leaves untaken. Without an ending there would be no record."""
+    request = cast(InferenceRequest, SimpleNamespace(is_streaming=True))
+    call, clock = Mock(), ManualClock()
+    delivery = Delivery(
+        call, request, Mock(), clock=clock, heartbeat_s=1.0, headers=lambda request, deployment: b""
+    )
+    delivery.has_begun = True
+    call.is_paused = False
+    clock.advance(2.0)
+    delivery.beat(clock.now_s())
+    if has_content:
+        delivery.content([b"{}"], now_s=clock.now_s())
+    delivery.cut_reader()
+    delivery.client_gone()
+    assert delivery.ending is not None
+    assert delivery.ending.outcome is Outcome.CANCELLED
+    assert delivery.ending.reason is (Reason.SLOW_READER if has_content else Reason.CLIENT_GONE)
 
 
 def test_the_page_shows_the_table_as_it_is() -> None:

@@ -197,8 +197,11 @@ class Delivery:
         self._call.abort()
 
     def client_gone(self) -> None:
-        """The caller left, or was let go; what it has not seen it will not see."""
-        if self._is_reader_slow:
+        """The caller left, or was let go; what it has not seen it will not see.
+
+        One that is slow before its answer began leaves the bytes of an earlier answer untaken, and has no ending of its own.
+        """
+        if self._is_reader_slow and self.stage is Stage.ANSWERING:
             self._end(ClientGone("the caller took nothing of its answer", reason=Reason.SLOW_READER))
         else:
             self._end(ClientGone("the caller closed the connection"))
