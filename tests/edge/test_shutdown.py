@@ -61,11 +61,15 @@ def is_draining(edge: Edge) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_open_streams_end_whole_and_nothing_new_begins(number: int) -> None:
     with running_edge(itl_ms=150, tokens=20) as edge, streams(edge, 3) as opened:
-        idle = edge.service.connect()
+        idle, fresh = edge.service.connect(), edge.service.connect()
         idle.sendall(b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n")
         assert idle.recv(4096).startswith(b"HTTP/1.1 200 ")
 
         ask_to_stop(edge, number)
+        with fresh:  # who came before the signal and asks after it is told, not cut
+            fresh.sendall(b"GET /readyz HTTP/1.1\r\nHost: test\r\n\r\n")
+            (told,) = answers(read(fresh, silence_s=20).data)
+            assert (told.status, told.headers["connection"]) == (503, "close")
         assert edge.service.get("/readyz")[0] == 503
         assert edge.service.get("/livez")[0] == 200
         requests = edge.requests()

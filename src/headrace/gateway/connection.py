@@ -254,10 +254,13 @@ class ClientConnection(CallerTransport):
         self._paced_bytes = body_bytes
 
     def drain(self) -> None:
-        """Closes after the call in progress, or now if there is none."""
+        """Closes after the call in progress, or now if there is none. Who has just come is on the point of asking, and is
+        told why it is refused."""
         self.keeps_alive = False
-        if not self._is_busy and not self._turns and self._reader.is_idle and self._transport is not None:
-            self._transport.close()
+        reader, transport = self._reader, self._transport
+        is_waiting = reader.is_idle and not self._is_busy and not self._turns
+        if is_waiting and not reader.is_fresh and transport is not None:
+            transport.close()
 
     def hurry(self, now_s: float) -> None:
         """Under pressure a connection that was answered and idles is worth little: its time ends soon."""
