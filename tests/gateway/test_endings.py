@@ -23,7 +23,7 @@ from tests.gateway.rig import CHAT, Rig, read_events, rig
 from tests.support.provider import wait_until
 
 UNSTARTED, WORKING, ANSWERING = Stage.UNSTARTED, Stage.WORKING, Stage.ANSWERING
-LIMIT_S = 0.6
+LIMIT_S = 1.5
 BURST_MAX = 100
 CONFIG = f"""
 [request]
@@ -63,7 +63,7 @@ def assembling() -> Iterator[Rig]:
 
 # --- the replica, the deadline, and an answer that is whole ---
 
-DEADLINE = "x-headrace-deadline-ms: 250\r\n"
+DEADLINE = "x-headrace-deadline-ms: 900\r\n"
 # By row and whether it is streamed: the fault, how many events come before it, and further headers of the request.
 FAULTS: dict[tuple[Row, bool], tuple[str, int, str]] = {
     ((Reason.OK, ANSWERING), True): ("", TOKENS, ""),
