@@ -168,6 +168,13 @@ def test_urls_are_picked_out_and_what_is_fetched_takes_their_place() -> None:
     ]  # fmt: skip
 
 
+def test_a_url_is_bounded() -> None:
+    """T14: one of megabytes would be more than the parser's process may say of a body, and ended each that read it."""
+    longest = URL + "x" * (media.URL_LENGTH_MAX - len(URL))
+    assert [item.url for item in parse(image(longest)).remote_media] == [longest]
+    assert refused_at(image(longest + "x")) == "messages[0].content[0].image_url.url"
+
+
 def test_many_urls_cost_no_more_looks_at_the_body_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """T14: a digest of the whole body for each of 64 URLs took 36 ms of the event loop, or a second of the parser."""
     looks = 0

@@ -17,6 +17,7 @@ from headrace.protocols import pictures
 PARTS_MAX = 64  # parts with media in one request
 PIXELS_MAX = 40_000_000  # of one picture, decoded
 DEPTH_MAX = 8
+URL_LENGTH_MAX = 4096  # URLs travel beside the body, where there is no room for megabytes
 
 Kind = Literal["image", "audio", "video", "file"]
 
@@ -186,6 +187,8 @@ def _check_inline(use: _Use) -> bool:
         _check_data_url(use)
         return True
     if scheme in ("http", "https") and use.is_url_field:
+        if len(use.text) > URL_LENGTH_MAX:
+            raise _wrong(use.at, f"the URL has more than {URL_LENGTH_MAX} characters")
         return False
     raise _wrong(use.at, "give an http or https URL in a field for URLs, or a `data:` URL")
 
