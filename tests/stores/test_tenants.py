@@ -78,6 +78,11 @@ def test_a_key_rings_with_its_tenants_limits_over_the_defaults(store: TenantStor
     assert entry.principal.limits == TenantLimits(requests_per_minute=60, requests_burst=6, concurrency_max=0)
     assert entry.principal.share == TenantShare(Priority.HIGH, 3, 2)
     assert store.tenant("acme").share == TenantShare(Priority.HIGH, 3, 2)
+    for workers, reserved in ((2, 1), (3, 1)):
+        (entry,) = store.key_ring(DEFAULTS, workers=workers).values()
+        assert entry.principal.share == TenantShare(Priority.HIGH, 3, reserved), (
+            "each worker sees to its part"
+        )
 
 
 @pytest.mark.parametrize(

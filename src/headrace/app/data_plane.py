@@ -108,7 +108,7 @@ class DataPlane:
             lender=lender,
         )
         self._keys_revision = 0
-        self._go_by(self._tenants.key_ring(_default_limits(config)))
+        self._go_by(self._read_keys())
 
     async def run(self, *, opened: Callable[[int], None]) -> None:
         """Serves, and keeps to the keys in force, until cancelled. `opened` gets the real port.
@@ -147,7 +147,7 @@ class DataPlane:
             await asyncio.sleep(KEY_CHECK_S)
             try:
                 if await asyncio.to_thread(self._tenants.changed):
-                    ring = await asyncio.to_thread(self._tenants.key_ring, _default_limits(self._config))
+                    ring = await asyncio.to_thread(self._read_keys)
                     self._go_by(ring)
                     self._log.event("keys.reloaded", keys=len(ring))
                 was_read = True
@@ -156,6 +156,10 @@ class DataPlane:
                 if was_read:
                     self._log.event("keys.failing", error=f"{type(error).__name__}: {error}")
                 was_read = False
+
+    def _read_keys(self) -> dict[bytes, KeyEntry]:
+        workers = 1 if self._lender is None else self._lender.workers
+        return self._tenants.key_ring(_default_limits(self._config), workers=workers)
 
     def _go_by(self, ring: dict[bytes, KeyEntry]) -> None:
         self._auth.replace(ring)

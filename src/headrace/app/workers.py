@@ -110,7 +110,8 @@ class Workers:
         self._tell = tell
         self._clock = clock
         self._chance = chance
-        self._restarts = RestartPolicy(first_s=0.1, ceiling_s=10.0, steady_s=10.0)
+        # Short: while none of them is up the port is closed, and what killed one may come again and again.
+        self._restarts = RestartPolicy(first_s=0.1, ceiling_s=2.0, steady_s=2.0)
         self._authority = Authority(workers=count, clock=clock)
         self._answers = AnswerDesk(answer_table(config.idempotency), clock=clock)
         self._seats = [_Seat(number) for number in range(count)]

@@ -1,5 +1,6 @@
 """Who is asking, and what have we agreed with them?"""
 
+import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -55,6 +56,10 @@ class TenantShare:
     priority_max: Priority = Priority.NORMAL
     weight: int = 1
     reserved_slots: int = 0
+
+    def part(self, workers: int) -> "TenantShare":
+        """What one of so many workers sees to, who know nothing of each other's running requests."""
+        return dataclasses.replace(self, reserved_slots=-(-self.reserved_slots // workers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,12 +269,16 @@ class TenantStore:
                 replaces=old.id,
             )
 
-    def key_ring(self, defaults: TenantLimits) -> dict[bytes, KeyEntry]:
-        """Every key that isn't revoked or expired, by its digest, for the gateway to look up callers in."""
+    def key_ring(self, defaults: TenantLimits, *, workers: int = 1) -> dict[bytes, KeyEntry]:
+        """Every key that isn't revoked or expired, by its digest, for the gateway to look up callers in.
+
+        Args:
+            workers: Each of so many sees to its part of a tenant's reserved slots, rounded up.
+        """
         with self._reading() as connection:
             self._seen = _revision(connection)
             agreed = {
-                tenant.name: (tenant.limits.over(defaults), tenant.share)
+                tenant.name: (tenant.limits.over(defaults), tenant.share.part(workers))
                 for tenant in _tenants(connection, "")
             }
             rows = connection.execute(
