@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.core.request import Endpoint
+from headrace.gateway.intake import TENANT_PLACES
 from headrace.protocols import openai
 from tests.gateway.plain_server import MODEL, PlainServer, plain_server
 from tests.gateway.rig import CHAT, Rig, error_of, read_answer, read_events, rig, words
@@ -64,9 +65,10 @@ def chat(text: str, **fields: Any) -> bytes:
     return json.dumps({**question, **fields}, ensure_ascii=False).encode()
 
 
-def send(running: Rig, body: bytes, *, path: str = CHAT, headers: str = "") -> socket.socket:
+def send(running: Rig, body: bytes, *, path: str = CHAT, headers: str = "", key: str = "") -> socket.socket:
     connection = running.provider.connect()
-    connection.sendall(wire.post(path, body, headers=f"authorization: Bearer {running.key}\r\n{headers}"))
+    authorization = f"authorization: Bearer {key or running.key}\r\n"
+    connection.sendall(wire.post(path, body, headers=authorization + headers))
     return connection
 
 
@@ -247,8 +249,8 @@ def wait_until_reading(running: Rig, count: int) -> None:
 
 def test_an_idle_child_that_dies_is_not_missed(big: Rig, child: int) -> None:
     os.kill(child, signal.SIGKILL)
-    wait_until(lambda: children(big) == [], what="the child to be gone")
-    assert ask(big, chat(LARGE)).status == 200
+    # Who asks before its end is noticed is told to come back.
+    wait_until(lambda: ask(big, chat(LARGE)).status == 200, what="another child")
     assert len(children(big)) == 1
 
 
@@ -277,11 +279,20 @@ def test_the_deadline_holds_while_a_body_waits_to_be_read(big: Rig, stopped: int
 
 
 def test_more_large_bodies_than_may_wait_are_refused(big: Rig, stopped: int) -> None:
+    """And one tenant alone can't take all the places: it is told that it is its own doing."""
+    others = [big.provider.key(f"large-{number}", requests_per_minute=0) for number in range(4)]
     with ExitStack() as stack:
-        waiting = [stack.enter_context(send(big, chat(LARGE))) for _ in range(32)]
+        waiting = [
+            stack.enter_context(send(big, chat(LARGE), key=key))
+            for key in others
+            for _ in range(TENANT_PLACES)
+        ]
         wait_until_reading(big, 32)
         refused = ask(big, chat(LARGE))
         assert (refused.status, error_of(refused)["code"]) == (503, "saturated")
+        with send(big, chat(LARGE), key=others[0]) as connection:
+            limited = read_answer(connection)
+        assert (limited.status, error_of(limited)["code"]) == (429, "concurrency_limited")
         assert ask(big, chat("small")).status == 200, "what is read at once waits for nobody"
         os.kill(stopped, signal.SIGCONT)
         assert {read_answer(connection).status for connection in waiting} == {200}

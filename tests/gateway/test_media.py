@@ -296,9 +296,10 @@ def test_other_requests_go_on_while_media_is_fetched(fetching: Rig, web: Origin)
     """And a caller that leaves stops it."""
     question = {"model": MODEL, "messages": [{"role": "user", "content": [image(web.url + "/slow")]}]}
     waiting = []
-    for _ in range(20):  # more than may fetch at once
+    keys = [fetching.provider.key(f"fetcher-{number}", requests_per_minute=0) for number in range(3)]
+    for number in range(20):  # more than may fetch at once
         connection = fetching.provider.connect()
-        head = f"authorization: Bearer {fetching.key}\r\n"
+        head = f"authorization: Bearer {keys[number % 3]}\r\n"
         connection.sendall(wire.post(CHAT, json.dumps(question).encode(), headers=head))
         waiting.append(connection)
     assert ask(fetching, {"type": "text", "text": "x"}).status == 200

@@ -34,7 +34,7 @@ def parse(endpoint: Endpoint, **fields: Any) -> openai.ParsedBody:
 def sent(parsed: openai.ParsedBody) -> dict[str, Any]:
     """What of a body goes on to a replica, with the model that it was sent for."""
     fields: dict[str, Any] = json.loads(b"{" + parsed.canonical)
-    assert not fields.keys() & {"model", openai.SALT, *openai.WIRE_FIELDS}
+    assert not fields.keys() & {"model", *openai.OPERATOR_FIELDS, *openai.WIRE_FIELDS}
     return {"model": parsed.model, **parsed.wire_fields, **fields}
 
 
@@ -196,3 +196,17 @@ def test_error_headers_say_what_to_do() -> None:
 @given(seconds=st.floats(0, 1e6))
 def test_retry_after_is_never_too_early(seconds: float) -> None:
     assert max(1.0, seconds) <= int(openai.retry_after_header(seconds)) <= seconds + 1
+
+
+@pytest.mark.parametrize("name", openai.OPERATOR_FIELDS)
+@pytest.mark.parametrize("endpoint", list(Endpoint))
+def test_orders_to_the_engine_are_not_a_callers_to_give(endpoint: Endpoint, name: str) -> None:
+    """Among them are addresses that it would fetch from, and the salt of its prefix cache."""
+    question = {
+        Endpoint.CHAT_COMPLETIONS: {"messages": [{"role": "user", "content": "x"}]},
+        Endpoint.COMPLETIONS: {"prompt": "x"},
+        Endpoint.EMBEDDINGS: {"input": "x"},
+    }[endpoint]
+    body = json.dumps({"model": "m", **question, name: {"remote_host": "10.0.0.1"}, "top_k": 5}).encode()
+    sent = json.loads(b"{" + openai.parse_body(endpoint, body).canonical)
+    assert sent == {**question, "top_k": 5}

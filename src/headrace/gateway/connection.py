@@ -260,6 +260,7 @@ class ClientConnection(CallerTransport):
         reader, transport = self._reader, self._transport
         is_waiting = reader.is_idle and not self._is_busy and not self._turns
         if is_waiting and not reader.is_fresh and transport is not None:
+            self.flush()  # an answer of this very turn of the loop
             transport.close()
 
     def hurry(self, now_s: float) -> None:

@@ -147,16 +147,20 @@ class Gateway:
     async def _infer(self, call: Call, endpoint: Endpoint) -> None:
         """The walk. Authentication came before the body (`screen`); what is raised before the account opens is a refusal."""
         self._require_open()
+        assert call.principal is not None, "inference is never anonymous"
+        tenant = call.principal.tenant
         if strict_json.is_heavy(call.body):
+            deadline_s = self._deadlines.of(call)
             parsed = await self._prepare(
-                call, self.intake.parse(endpoint, call.body, deadline_s=self._deadlines.of(call))
+                call, self.intake.parse(endpoint, call.body, tenant=tenant, deadline_s=deadline_s)
             )
         else:
             parsed = openai.parse_body(endpoint, call.body)
         if parsed.remote_media:
             openai.check_against(self.dispatch.deployment(parsed.model), parsed)
+            deadline_s = self._deadlines.of(call)
             parsed = await self._prepare(
-                call, self.intake.inline(parsed, deadline_s=self._deadlines.of(call))
+                call, self.intake.inline(parsed, tenant=tenant, deadline_s=deadline_s)
             )
         deployment = self.dispatch.deployment(parsed.model)
         request = request_of(
@@ -205,9 +209,9 @@ class Gateway:
             self.streams.discard(delivery)
             self.in_progress -= 1
             account.queue_wait_s = slot.ticket.waited_s
-            self.usage.close(account, delivery)
-            if recorded is not None:
+            if recorded is not None:  # first: a key that stayed taken would never be free again
                 recorded.close()
+            self.usage.close(account, delivery)
 
     def _report(self, bug: Exception, call: Call) -> None:
         self._metrics.internal_errors.labels("request").add()

@@ -120,8 +120,13 @@ class EmbeddingFields(msgspec.Struct):
 
 # What never goes to a replica as the caller wrote it: engines/wire.py writes these fields anew.
 WIRE_FIELDS = ("stream", "stream_options", "timings_per_token", "id_slot", "cache_prompt")
-# A caller who could name the salt of an engine's prefix cache could look into another's: salts are ours to give.
-SALT = "cache_salt"
+# Words that engines take from whoever runs them, not from callers, and that never get there: the salt of a prefix cache, by
+# which one could look into another's; addresses from which an engine fetches its cache; a place in the engine's own queue.
+OPERATOR_FIELDS = (
+    "cache_salt", "kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "priority", "request_id",
+    "rid", "data_parallel_rank",
+)  # fmt: skip
+_OPERATOR_NAMES = frozenset(OPERATOR_FIELDS)
 _WIRE_NAMES = frozenset(WIRE_FIELDS)
 # A chat request without any of these asks for one answer, and names no token by its id.
 _COUNTING_FIELDS = frozenset(
@@ -133,7 +138,7 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     """What the walk needs of a body; small but for `canonical`, so that it travels well between processes.
 
     Attributes:
-        canonical: The object as checked, serialised, without `model`, WIRE_FIELDS and SALT and without its opening brace,
+        canonical: The object as checked, serialised, without `model`, WIRE_FIELDS and OPERATOR_FIELDS and without its opening brace,
             so that our own fields can be put in front. What is checked is what is sent on.
         wire_fields: What the caller wrote in WIRE_FIELDS.
         prompt_bytes: UTF-8 bytes of all prompt text.
@@ -180,7 +185,9 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     del fields["model"]
-    fields.pop(SALT, None)
+    if not _OPERATOR_NAMES.isdisjoint(fields):
+        for name in OPERATOR_FIELDS:
+            fields.pop(name, None)
     if isinstance(checked, EmbeddingFields):
         return _parsed_embedding(checked, fields, body)
     wire_fields: dict[str, Any] = {}
