@@ -228,6 +228,22 @@ def test_garbage_inside_the_usage_is_a_bad_answer(inside: bytes) -> None:
         answers.read_whole(payload, hides_cached=True)
 
 
+def test_a_number_that_is_none_in_a_field_that_may_speak_of_the_cache_is_a_bad_answer() -> None:
+    """T36: it is found when that field is read to hide something in it: of an event, beside running counts, of a whole answer."""
+    unknown = b'"x": {"cached": 1, "much": 1e999}'
+    with pytest.raises(answers.BadAnswer):
+        reading(hides_cached=True).take(b'{"choices": [], %b}' % unknown)
+    answer = reading(hides_cached=True)
+    answer.take(chunk(choice("content", "a")))
+    counts = (
+        b'{"choices": [{"index": 0, "delta": {"content": "b"}}], "timings": {"prompt_n": 1}, %b}' % unknown
+    )
+    with pytest.raises(answers.BadAnswer):
+        answer.take(counts)
+    with pytest.raises(answers.BadAnswer):
+        answers.read_whole(b'{"choices": [], %b}' % unknown, hides_cached=True)
+
+
 # Forwarding
 
 
