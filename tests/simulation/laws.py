@@ -43,8 +43,13 @@ class WatchedDispatcher(Dispatcher):
         self.waiting: dict[Ticket, float] = {}
         self.retrying: set[Ticket] = set()
         self.retries = 0
+        self.offers = 0  # of deployments; one that was withdrawn comes back with a purse of its own
+        self._offered: set[str] = set()
 
     def publish(self, snapshot: FleetSnapshot, *, now_s: float) -> list[Action]:
+        offered = set(snapshot.deployments)
+        self.offers += len(offered - self._offered)
+        self._offered = offered
         return self._saw(super().publish(snapshot, now_s=now_s), now_s)
 
     def wake(self, *, now_s: float) -> list[Action]:
@@ -274,8 +279,9 @@ class Laws:
     def _retries_are_within_budget(self, now_s: float) -> None:
         rules = self._config.request
         requests = len(self._records.usage) + self._gateway.in_progress
-        drips = rules.retry_floor_per_s * (now_s - self._started_s + WINDOW_S)
-        paid = rules.retry_ratio * requests + drips * self._models  # each has its purse
+        # Each model has a purse, which drips in, and has a window of it when it is opened.
+        drips_s = self._models * (now_s - self._started_s) + self._dispatcher.offers * WINDOW_S
+        paid = rules.retry_ratio * requests + rules.retry_floor_per_s * drips_s
         self._history.require(
             self._dispatcher.retries <= paid + 1e-6, f"{self._dispatcher.retries} retries, {paid:.1f} allowed"
         )

@@ -33,7 +33,11 @@ class Cutting(Enum):
 
 
 class Pipe:
-    """One direction of a connection. `_flying` are bytes and marks on their way, in order, `arrived` what can be read."""
+    """One direction of a connection. `_flying` are bytes and marks on their way, in order, `arrived` what can be read.
+
+    Attributes:
+        seam_bytes: How many more bytes come before the place at which no read may end; None if there is none.
+    """
 
     def __init__(
         self, network: "Network", receiver: "Endpoint", sender: "Endpoint", *, latency_s: float
@@ -48,6 +52,7 @@ class Pipe:
         self._last_due_s = 0.0
         self.arrived = bytearray()
         self.has_fin = False
+        self.seam_bytes: int | None = None
 
     def send(self, data: bytes) -> int:
         """Takes as much as there is room for, and says how much that was."""
@@ -58,11 +63,25 @@ class Pipe:
             self._fly(taken)
         return len(taken)
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether there are bytes to be read, and not only up to the seam."""
+        return len(self.arrived) > 1 if self.seam_bytes == 1 else bool(self.arrived)
+
+    def glue(self, after_bytes: int) -> None:
+        """No read ends when so many more bytes were read than are on their way now."""
+        self.seam_bytes = self._flying_bytes + len(self.arrived) + after_bytes
+
     def mark(self, mark: Mark) -> None:
         self._fly(mark)
 
     def read(self, size: int) -> bytes:
         """Takes what has arrived; the sender hears of the room after the wire's latency."""
+        size = min(size, len(self.arrived))
+        if self.seam_bytes is not None:
+            if size == self.seam_bytes:
+                size += 1 if size < len(self.arrived) else -1
+            self.seam_bytes = self.seam_bytes - size if size < self.seam_bytes else None
         data = bytes(self.arrived[:size])
         del self.arrived[:size]
         self._network.loop.call_later(self._latency_s, self._sender.has_room)
@@ -187,6 +206,10 @@ class Endpoint(asyncio.Transport):
             self._is_writing_paused = True
             self._protocol.pause_writing()
 
+    def glue(self, after_bytes: int) -> None:
+        """The receiver gets the next so many bytes, to be written now, never without the one after them."""
+        self._outbound.glue(len(self._buffer) + after_bytes)
+
     def can_write_eof(self) -> bool:
         return True
 
@@ -221,7 +244,11 @@ class Endpoint(asyncio.Transport):
         """Bytes or a FIN have arrived, or reading was resumed."""
         if self._protocol is None or self._is_reading_soon or self._is_reading_paused or self._is_closing:
             return
-        if self._reset is not None or self._inbound.arrived or (self._inbound.has_fin and not self._saw_fin):
+        if (
+            self._reset is not None
+            or self._inbound.is_readable
+            or (self._inbound.has_fin and not self._saw_fin)
+        ):
             self._is_reading_soon = True
             self._loop.call_soon(self._read)
 
@@ -262,7 +289,7 @@ class Endpoint(asyncio.Transport):
         if self._is_reading_paused or self._is_closing:
             return
         inbound = self._inbound
-        if inbound.arrived:
+        if inbound.is_readable:
             data = inbound.read(self._cut(len(inbound.arrived)))
             self._network.read(self, len(data))
             self._protocol.data_received(data)

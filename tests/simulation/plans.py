@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from random import Random
 from typing import Any
@@ -45,12 +45,18 @@ class End(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """After `wait_s`, sends `data`; `token` is the text in it, and `is_last` says that nothing of the answer follows."""
+    """After `wait_s`, sends `data`; `token` is the text in it, and `is_last` says that nothing of the answer follows.
+
+    Attributes:
+        more: What is sent with `data` and doesn't belong to the answer. Whoever reads the one has some of the other: after
+            exactly one answer nobody could know that the connection is not to be trusted.
+    """
 
     wait_s: float
     data: bytes
     token: str = ""
     is_last: bool = False
+    more: bytes = b""
 
 
 @dataclass
@@ -163,9 +169,7 @@ def _whole(
             wrong = data[:half] if fault is Fault.TRUNCATED else b"<html>" * 9
             return Plan(fault, [Step(wait_s, _message(200, wrong), is_last=True)])
         case Fault.DOUBLE:
-            return Plan(
-                fault, [Step(wait_s, last.data + _message(200, b'{"choices": []}'), last.token, is_last=True)]
-            )
+            return Plan(fault, [replace(last, more=_message(200, b'{"choices": []}'))])
         case Fault.CLOSES:
             closing = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
             return Plan(fault, [Step(wait_s, closing + data, last.token, is_last=True)], End.CLOSE)
@@ -201,10 +205,8 @@ def _streamed(
         case Fault.OPEN_END:
             return Plan(fault, [*steps, Step(0.0, _event(b"[DONE]"), is_last=True)], End.HANG)
         case Fault.DOUBLE:
-            return Plan(
-                fault,
-                [*steps, Step(0.0, _event(b"[DONE]") + LAST_CHUNK + _message(200, b"{}"), is_last=True)],
-            )
+            end_of_answer = _event(b"[DONE]") + LAST_CHUNK
+            return Plan(fault, [*steps, Step(0.0, end_of_answer, is_last=True, more=_message(200, b"{}"))])
         case _:
             done = (
                 _event(b"[DONE]") if chance.random() < 0.8 else b""

@@ -272,7 +272,9 @@ class _Connection(asyncio.Protocol):
         if step.is_last:
             execution.is_over = True
             self._replica.fleet.history.add("answered", execution.name)
-        self.transport.write(step.data)
+        if step.more:
+            self.transport.glue(len(step.data))
+        self.transport.write(step.data + step.more)
         self._next()
 
     def _finish(self) -> None:

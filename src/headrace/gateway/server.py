@@ -113,7 +113,7 @@ class Gateway:
         self._metrics = metrics
         self._log = log
         self._chance = chance
-        # In the order in which they came: a set's order would be another in each run of the same simulation.
+        # As `streams` in the order in which they came: a set's order would be another in each run of the same simulation.
         self._connections: dict[PortConnection, None] = {}
         self._is_draining = False
         self._is_hurried = False
@@ -122,7 +122,7 @@ class Gateway:
         self._routes = RouteTable(body_bytes_max=limits.body_bytes_max)
         self.ticked_s = clock.now_s()
         self.in_progress = 0
-        self.streams: set[Delivery] = set()
+        self.streams: dict[Delivery, None] = {}
         self._heartbeat_s = limits.heartbeat_s - TICK_S  # the tick that follows must not be too late
 
     async def handle(self, call: Call) -> None:
@@ -189,7 +189,7 @@ class Gateway:
         slot = self.dispatch.slot(request)
         self.in_progress += 1
         if request.is_streaming:
-            self.streams.add(delivery)
+            self.streams[delivery] = None
         try:
             with slot:  # limits, admission, balancing
                 if not slot.is_held:
@@ -206,7 +206,7 @@ class Gateway:
             if not delivery.is_over:
                 delivery.fail(InternalError("a fault of ours; report it with the request id"))
         finally:
-            self.streams.discard(delivery)
+            self.streams.pop(delivery, None)
             self.in_progress -= 1
             account.queue_wait_s = slot.ticket.waited_s
             if recorded is not None:  # first: a key that stayed taken would never be free again
