@@ -202,11 +202,12 @@ def test_retry_after_is_never_too_early(seconds: float) -> None:
 @pytest.mark.parametrize("endpoint", list(Endpoint))
 def test_orders_to_the_engine_are_not_a_callers_to_give(endpoint: Endpoint, name: str) -> None:
     """Among them are addresses that it would fetch from, and the salt of its prefix cache."""
-    question = {
+    questions: dict[Endpoint, dict[str, Any]] = {
         Endpoint.CHAT_COMPLETIONS: {"messages": [{"role": "user", "content": "x"}]},
         Endpoint.COMPLETIONS: {"prompt": "x"},
         Endpoint.EMBEDDINGS: {"input": "x"},
-    }[endpoint]
+    }
+    question = questions[endpoint]
     body = json.dumps({"model": "m", **question, name: {"remote_host": "10.0.0.1"}, "top_k": 5}).encode()
     sent = json.loads(b"{" + openai.parse_body(endpoint, body).canonical)
     assert sent == {**question, "top_k": 5}
