@@ -71,8 +71,8 @@ def _read(
     return seen.requests, None
 
 
-# llhttp takes several blanks where the standard has one.
-_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) +([\x21-\xff]+) HTTP/1\.[01]")
+# llhttp takes several blanks where the standard has one, on both sides of the path.
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) +([\x21-\xff]+) +HTTP/1\.[01]")
 
 
 def _by_reference(data: bytes) -> list[tuple[bytes, bytes, bytes | None]]:
