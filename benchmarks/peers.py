@@ -166,7 +166,7 @@ PEERS = {
         Peer("vllm-router", "vllm-router==0.1.17", _router("vllm_router.launch_router")),
         Peer("sglang-router", "sglang-router==0.3.2", _router("sglang_router.launch_router")),
         Peer(
-            "litellm", "litellm[proxy]==1.106.12", _litellm, loads=frozenset({"whole", "paced"}),
+            "litellm", "litellm[proxy]==1.106.12", _litellm, loads=frozenset({"whole"}),  # its price list must know the name, so the servers must know "gpt-4o-mini"
             path="/health/liveliness",
             environment={"LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"},
         ),

@@ -23,12 +23,16 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="of this machine's time; new random seeds for so long"
     )
+    parser.add_argument(
+        "--first", type=int, help="the first of those seeds, from which they count up (default: by chance)"
+    )
     parser.add_argument("--seed", help="run this one alone")
     parser.add_argument("--trace", action="store_true", help="print every event")
     options = parser.parse_args()
     if options.seed is not None:
         return _one(options.seed, is_traced=options.trace)
-    return _many(options.seconds)
+    first = int.from_bytes(os.urandom(4)) if options.first is None else options.first
+    return _many(options.seconds, first)
 
 
 def _one(seed: str, *, is_traced: bool) -> int:
@@ -40,8 +44,8 @@ def _one(seed: str, *, is_traced: bool) -> int:
     return 0
 
 
-def _many(seconds: float) -> int:
-    started_s, first = time.monotonic(), int.from_bytes(os.urandom(4))
+def _many(seconds: float, first: int) -> int:
+    started_s = time.monotonic()
     runs, requests, virtual_s, outcomes = 0, 0, 0.0, Counter[str]()
     while time.monotonic() - started_s < seconds:
         try:
