@@ -181,7 +181,7 @@ def remarks(run: Run) -> list[str]:
     for load, by_name in run.samples.items():
         taken = [sample for samples in by_name.values() for sample in samples]
         contended = sum(bool(sample["is_contended"]) for sample in taken)
-        failures = sum(sample["failures"] for sample in taken)
+        failures = {name: sum(sample["failures"] for sample in samples) for name, samples in by_name.items()}
         if contended:
             worst = uncertain(by_name)
             lines.append(
@@ -189,8 +189,9 @@ def remarks(run: Run) -> list[str]:
                 f"{machine.FOREIGN_SHARE_MAX:.0%} of a core) and left out"
                 + (f"; * {', '.join(worst)}: no other, don't quote" if worst else "")
             )
-        if failures:
-            lines.append(f"{load}: {failures:.0f} FAILED requests; the figures mean nothing")
+        for name, count in failures.items():
+            if count:
+                lines.append(f"{load}: {count:.0f} requests FAILED with {name}; its figures mean nothing")
     if not run.has_nginx:
         lines.append(
             f"nginx isn't installed: no comparison, and scripted engines give the whole answers ({HOW_TO_INSTALL})"
