@@ -90,7 +90,7 @@ def test_nobody_pays_for_what_never_came_except_who_left(row: Ending) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=name)
 def test_a_record_knows_its_charge(row: Ending) -> None:
-    assert record_of(row).charge is row.charge
+    assert record_of(row).charge_rule is row.charge
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.attempt and row.error], ids=name)

@@ -131,7 +131,7 @@ def attempts_of(rig: Rig, record: UsageRecord) -> list[str]:
 def check_record(row: Ending, record: UsageRecord, attempts: list[str], *, events: int) -> None:
     assert (record.outcome, record.reason) == (row.outcome, row.reason)
     assert record.status == (row.error.status if row.error is not None else 200)
-    assert record.charge is row.charge
+    assert record.charge_rule is row.charge
     assert record.attempts == len(attempts)
     assert attempts[-1:] == ([row.attempt.value] if row.attempt is not None else [])
     assert (record.ttft_s is not None) == (row.stage is Stage.ANSWERING)

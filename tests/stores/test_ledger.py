@@ -111,7 +111,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def test_a_record_comes_back_as_it_was_appended(rig: Rig) -> None:
     ledger = rig.ledger()
-    usage = usage_record("req_1", is_streaming=False, ttft_s=None, attempts=2, started_s=1_700_000_000.123456)
+    usage = usage_record("req_1", is_streaming=False, ttft_s=None, attempts=2, started_s=1_700_000_000.123456,
+                         price_version="p1", charge_pico=2**63 - 1, reasoning_tokens=3, units=7, user="ada")  # fmt: skip
     executions = [
         execution_record("req_1", 1, outcome="upstream_lost"),
         execution_record("req_1", 2, ttft_s=0.25),

@@ -33,12 +33,16 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
         prompt_tokens: All prompt tokens, cached ones included.
         cached_tokens: Prompt tokens reused from the prefix cache, at most prompt_tokens.
         completion_tokens: Generated tokens, summed over choices.
+        reasoning_tokens: Those of the completion tokens that the model thought with, at most completion_tokens.
+        units: What the task is counted in beside tokens: vectors of embeddings.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     source: UsageSource = UsageSource.NONE
+    reasoning_tokens: int = 0
+    units: int = 0
 
 
 class UsageRecord(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +54,10 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
         status: HTTP status of the answer, or of the error that took its place or broke it off; 499 when the caller left.
         queue_wait_s, ttft_s, total_s: Durations by the monotonic clock; ttft_s is None when nothing was delivered.
         attempts: How many replicas were tried.
+        price_version: The version in the price book that the charge was made by; empty where no price is set.
+        charge_pico: What the request costs its tenant, in pico-units (core/money.py) of that version's currency.
+        reasoning_tokens, units: As in TokenUsage.
+        user: For whom the tenant's key asked, where it says so.
     """
 
     request_id: RequestId
@@ -71,9 +79,14 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     ttft_s: float | None
     total_s: float
     attempts: int
+    price_version: str = ""
+    charge_pico: int = 0
+    reasoning_tokens: int = 0
+    units: int = 0
+    user: str = ""
 
     @property
-    def charge(self) -> Charge:
+    def charge_rule(self) -> Charge:
         """What is billed of it, by core/endings.py."""
         if not self.attempts:
             stage = Stage.UNSTARTED

@@ -137,7 +137,7 @@ class UsageCloser:
                 request.id, principal.tenant, principal.key_id, model, account.deployment.revision, endpoint,
                 request.is_streaming, request.arrived_wall_s, series.outcome, series.reason, delivery.status,
                 usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
-                account.queue_wait_s, ttft_s, total_s, len(executions),
+                account.queue_wait_s, ttft_s, total_s, len(executions), "", 0, usage.reasoning_tokens, usage.units,
             ),
             executions,
         )  # fmt: skip

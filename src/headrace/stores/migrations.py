@@ -168,4 +168,14 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "ALTER TABLE tenant ADD COLUMN reserved_slots INTEGER NOT NULL DEFAULT 0 CHECK (reserved_slots >= 0)",
         ),
     ),
+    (
+        "what a request costs, and by which price",
+        (
+            "ALTER TABLE usage ADD COLUMN price_version TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE usage ADD COLUMN charge_pico INTEGER NOT NULL DEFAULT 0 CHECK (charge_pico >= 0)",
+            "ALTER TABLE usage ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0 CHECK (reasoning_tokens >= 0)",
+            "ALTER TABLE usage ADD COLUMN units INTEGER NOT NULL DEFAULT 0 CHECK (units >= 0)",
+            "ALTER TABLE usage ADD COLUMN \"user\" TEXT NOT NULL DEFAULT ''",
+        ),
+    ),
 )

@@ -107,7 +107,7 @@ class UsageReport:
     ) -> list[UsageRecord]:
         """Single records, the newest first."""
         where, values = _where(since_s=since_s, until_s=None, tenant=tenant)
-        columns = ", ".join(UsageRecord.__struct_fields__)
+        columns = _columns(UsageRecord)
         rows = self._read(
             f"SELECT {columns} FROM usage {where} ORDER BY request_id DESC LIMIT ?",
             [*values, limit],
@@ -120,7 +120,7 @@ class UsageReport:
 
     def executions(self, request_id: str) -> list[ExecutionRecord]:
         """The attempts of one request, in their order."""
-        columns = ", ".join(ExecutionRecord.__struct_fields__)
+        columns = _columns(ExecutionRecord)
         rows = self._read(
             f"SELECT {columns} FROM execution WHERE request_id = ? ORDER BY attempt", [request_id]
         )
@@ -129,6 +129,11 @@ class UsageReport:
     def _read(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with sqlite.as_config_error(self._path):
             return self._connection.execute(statement, tuple(values)).fetchall()
+
+
+def _columns(kind: type[msgspec.Struct]) -> str:
+    """Quoted, because `user` is a word of SQL's own."""
+    return ", ".join(f'"{name}"' for name in kind.__struct_fields__)
 
 
 def _record(row: tuple[Any, ...], kind: type[Record]) -> Record:
