@@ -28,7 +28,7 @@ from headrace.core.tenant import Principal, TenantLimits
 from headrace.engines import http
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.connection import ClientConnection
-from headrace.stores.tenants import KeyEntry
+from headrace.stores.keys import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 

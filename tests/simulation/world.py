@@ -18,7 +18,7 @@ from headrace.core.ids import KeyId, TenantId
 from headrace.core.tenant import Principal, Priority, TenantLimits, TenantShare
 from headrace.engines.openai_compatible import DIALECTS, OPENAI
 from headrace.gateway.auth import Authenticator
-from headrace.stores.tenants import KeyEntry
+from headrace.stores.keys import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 from tests.simulation.caller import HOST, PORT, Caller, Manners, Request

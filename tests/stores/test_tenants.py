@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from headrace.core import keys
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError
-from headrace.core.tenant import Priority, TenantLimits, TenantShare
-from headrace.stores import sqlite, tenants
-from headrace.stores.tenants import LimitOverrides, TenantStore
+from headrace.core.tenant import Priority, TenantLimits, TenantShare, TenantTerms
+from headrace.stores import agreements, pepper, sqlite
+from headrace.stores.agreements import Agreement
+from headrace.stores.tenants import TenantStore
 
 PEPPER = bytes(range(32))
 DEFAULTS = TenantLimits(requests_per_minute=60, requests_burst=6, concurrency_max=4)
@@ -65,7 +67,7 @@ def test_any_single_typo_is_found_without_the_store() -> None:
 
 
 def test_a_key_rings_with_its_tenants_limits_over_the_defaults(store: TenantStore) -> None:
-    store.create_tenant("acme", LimitOverrides(requests_per_minute=1200))
+    store.create_tenant("acme", {"requests_per_minute": 1200})
     record, secret = store.create_key("acme", name="ci")
     entry = store.key_ring(DEFAULTS)[keys.digest(PEPPER, secret.encode())]
     assert (entry.principal.tenant, entry.principal.key_id, entry.expires_s) == ("acme", record.id, None)
@@ -73,11 +75,13 @@ def test_a_key_rings_with_its_tenants_limits_over_the_defaults(store: TenantStor
         requests_per_minute=1200, requests_burst=6, concurrency_max=4
     )
     assert entry.principal.share == TenantShare()
-    store.set_tenant("acme", LimitOverrides(concurrency_max=0), TenantShare(Priority.HIGH, 3, 2))
+    store.change_tenant("acme", {"concurrency_max": 0, "class": "high", "weight": 3, "reserved_slots": 2})
     (entry,) = store.key_ring(DEFAULTS).values()
-    assert entry.principal.limits == TenantLimits(requests_per_minute=60, requests_burst=6, concurrency_max=0)
+    assert entry.principal.limits == TenantLimits(
+        requests_per_minute=1200, requests_burst=6, concurrency_max=0
+    )
     assert entry.principal.share == TenantShare(Priority.HIGH, 3, 2)
-    assert store.tenant("acme").share == TenantShare(Priority.HIGH, 3, 2)
+    assert store.tenant("acme").agreement.share == TenantShare(Priority.HIGH, 3, 2)
     for workers, reserved in ((2, 1), (3, 1)):
         (entry,) = store.key_ring(DEFAULTS, workers=workers).values()
         assert entry.principal.share == TenantShare(Priority.HIGH, 3, reserved), (
@@ -86,17 +90,18 @@ def test_a_key_rings_with_its_tenants_limits_over_the_defaults(store: TenantStor
 
 
 @pytest.mark.parametrize(
-    "share", [TenantShare(weight=0), TenantShare(weight=1001), TenantShare(reserved_slots=-1)]
+    "given",
+    [{"weight": 0}, {"weight": 1001}, {"reserved_slots": -1}, {"weight": True}, {"weight": 1.5}],
 )
 def test_a_share_out_of_its_range_is_refused_and_changes_nothing(
-    store: TenantStore, share: TenantShare
+    store: TenantStore, given: dict[str, object]
 ) -> None:
-    store.create_tenant("acme", share=TenantShare(weight=2))
-    with pytest.raises(ConfigError, match="must be from"):
-        store.set_tenant("acme", LimitOverrides(), share)
-    with pytest.raises(ConfigError, match="must be from"):
-        store.create_tenant("other", share=share)
-    assert [(tenant.name, tenant.share.weight) for tenant in store.tenants()] == [("acme", 2)]
+    store.create_tenant("acme", {"weight": 2})
+    with pytest.raises(ConfigError, match="must be"):
+        store.change_tenant("acme", given)
+    with pytest.raises(ConfigError, match="must be"):
+        store.create_tenant("other", given)
+    assert [(tenant.name, tenant.agreement.share.weight) for tenant in store.tenants()] == [("acme", 2)]
 
 
 def test_a_revoked_key_rings_no_more(store: TenantStore, clock: ManualClock) -> None:
@@ -198,7 +203,7 @@ def test_an_unknown_name_gets_the_nearest_known(store: TenantStore) -> None:
 @pytest.mark.parametrize("bad", [{"requests_per_minute": -1}, {"requests_burst": 0}, {"concurrency_max": -1}])
 def test_a_limit_below_its_range_is_refused(store: TenantStore, bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
-        store.create_tenant("acme", LimitOverrides(**bad))
+        store.create_tenant("acme", bad)
     assert not store.has_tenant("acme")
 
 
@@ -220,8 +225,8 @@ def test_no_key_is_found_in_anything_that_lasts_or_is_printed(store: TenantStore
 def test_the_pepper_is_made_once_and_is_private(tmp_path: Path) -> None:
     path = tmp_path / "data" / "pepper"
     program = (
-        "import sys; from pathlib import Path; from headrace.stores import tenants;"
-        " sys.stdin.read(1); print(tenants.load_pepper(Path(sys.argv[1])).hex())"
+        "import sys; from pathlib import Path; from headrace.stores import pepper;"
+        " sys.stdin.read(1); print(pepper.load(Path(sys.argv[1])).hex())"
     )
     command = [sys.executable, "-c", program, str(path)]
     running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)]
@@ -231,21 +236,21 @@ def test_the_pepper_is_made_once_and_is_private(tmp_path: Path) -> None:
         process.stdin.flush()
     seen = {process.communicate(timeout=60)[0] for process in running}
     assert len(seen) == 1
-    assert tenants.load_pepper(path).hex().encode() == seen.pop().strip()
+    assert pepper.load(path).hex().encode() == seen.pop().strip()
     assert path.stat().st_mode & 0o777 == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["pepper"]
 
 
 def test_a_pepper_that_others_can_read_or_that_is_cut_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pepper"
-    tenants.load_pepper(path)
+    pepper.load(path)
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
-        tenants.load_pepper(path)
+        pepper.load(path)
     path.chmod(0o600)
     path.write_bytes(b"short")
     with pytest.raises(ConfigError, match="32 bytes"):
-        tenants.load_pepper(path)
+        pepper.load(path)
 
 
 def test_another_pepper_is_refused_as_soon_as_there_are_keys(store: TenantStore, tmp_path: Path) -> None:
@@ -257,3 +262,50 @@ def test_another_pepper_is_refused_as_soon_as_there_are_keys(store: TenantStore,
     store.create_key("acme")
     with pytest.raises(ConfigError, match="pepper"):
         TenantStore(path, other, clock=clock)
+
+
+def test_terms_ring_with_the_keys_and_a_change_of_one_leaves_the_others(store: TenantStore) -> None:
+    store.create_tenant("acme", {"organization": "acme-group", "weight": 2})
+    store.create_key("acme")
+    (entry,) = store.key_ring(DEFAULTS).values()
+    assert entry.principal.terms == TenantTerms(organization="acme-group")
+    store.change_tenant("acme", {"weight": 3})
+    assert store.tenant("acme").agreement.terms.organization == "acme-group"
+    store.change_tenant("acme", {"organization": None})
+    (entry,) = store.key_ring(DEFAULTS).values()
+    assert entry.principal.terms == TenantTerms()
+    assert store.tenant("acme").agreement.share.weight == 3
+
+
+def test_every_field_of_an_agreement_has_one_public_name_and_comes_back_as_it_was_given(
+    store: TenantStore,
+) -> None:
+    values = store.create_tenant("acme").agreement.values()
+    assert tuple(values) == agreements.FIELDS
+    assert Agreement().changed(values) == Agreement()
+    assert Agreement().changed(dict.fromkeys(agreements.FIELDS)) == Agreement()
+
+
+def test_an_unknown_field_of_an_agreement_gets_the_nearest_known(store: TenantStore) -> None:
+    with pytest.raises(ConfigError, match=r"no field `wieght`; did you mean `weight`\?"):
+        store.create_tenant("acme", {"wieght": 2})
+    with pytest.raises(ConfigError, match=r"there are: requests_per_minute, .*organization"):
+        store.create_tenant("acme", {"": 2})
+
+
+@pytest.mark.parametrize("value", ["A", "a b", "-a", "a" * 64, 7, ["a"], "a\n"])
+def test_a_term_that_its_type_refuses_is_named_and_changes_nothing(store: TenantStore, value: object) -> None:
+    with pytest.raises(ConfigError, match="`organization`: expected"):
+        store.create_tenant("acme", {"organization": value})
+    assert not store.has_tenant("acme")
+
+
+def test_a_term_that_this_version_does_not_know_is_never_passed_over(
+    store: TenantStore, tmp_path: Path
+) -> None:
+    """A newer version may have promised something: what can't be read can't be kept."""
+    store.create_tenant("acme")
+    with closing(sqlite3.connect(tmp_path / sqlite.DATABASE_NAME)) as by_hand, by_hand:
+        by_hand.execute("""UPDATE tenant SET terms = '{"promised": 1}'""")
+    with pytest.raises(ConfigError, match=r"tenant `acme` has terms .*promised.*upgrade headrace"):
+        store.key_ring(DEFAULTS)

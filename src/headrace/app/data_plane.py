@@ -40,8 +40,8 @@ from headrace.policies.health import Circuit, HealthRules
 from headrace.policies.idempotency import IdempotencyTable
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.pressure import Pressure
-from headrace.stores import tenants
-from headrace.stores.tenants import KeyEntry
+from headrace.stores import pepper, tenants
+from headrace.stores.keys import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.merging import MetricsState
 from headrace.telemetry.metrics import Metrics
@@ -93,7 +93,7 @@ class DataPlane:
         self._clock = clock
         self._port = 0
         self._tenants = tenants.open_tenants(data, clock=clock)
-        self._auth = Authenticator(tenants.load_pepper(data / tenants.PEPPER_NAME), clock=clock)
+        self._auth = Authenticator(pepper.load(data / pepper.NAME), clock=clock)
         self._certificate = self._load_certificate()
         self._ladder = self._build_ladder()
         self._gateway = build_gateway(

@@ -3,6 +3,10 @@
 import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
+from ipaddress import IPv4Network, IPv6Network
+from typing import Annotated
+
+import msgspec
 
 from headrace.core.ids import KeyId, TenantId
 
@@ -62,6 +66,35 @@ class TenantShare:
         return dataclasses.replace(self, reserved_slots=-(-self.reserved_slots // workers))
 
 
+class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Everything agreed with a tenant beyond its limits and its share.
+
+    Kept as one JSON object, so a new agreement is a field with a default here, a row in the table of cli/tenants.py, and
+    nothing else. What a field may hold is said by its type: `msgspec.Meta` for a range or a pattern, `__post_init__` for
+    what two fields must agree on. A version that doesn't know a field refuses the tenant; it never ignores an agreement.
+
+    Attributes:
+        organization: Whose tenant it is, where one customer has several.
+    """
+
+    organization: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a credential may be used for; None in a field means that it doesn't narrow anything.
+
+    Attributes:
+        models: Names of deployments.
+        endpoints: Paths of the public port, such as `/v1/chat/completions`.
+        networks: Where its calls may come from.
+    """
+
+    models: frozenset[str] | None = None
+    endpoints: frozenset[str] | None = None
+    networks: tuple[IPv4Network | IPv6Network, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """An authenticated caller.
@@ -71,9 +104,17 @@ class Principal:
         key_id: The public part of the API key, safe to log.
         limits: The tenant's limits at the moment of authentication.
         share: The tenant's share at that moment.
+        terms: What else was agreed with the tenant at that moment.
+        scope: What the key may be used for.
+        user: Which person or program of the tenant's the key was given to; "" where nobody said.
+        key_limits: Limits of the key alone, beside its tenant's; None where it has none.
     """
 
     tenant: TenantId
     key_id: KeyId
     limits: TenantLimits
     share: TenantShare = TenantShare()
+    terms: TenantTerms = dataclasses.field(default_factory=TenantTerms)
+    scope: Scope = Scope()
+    user: str = ""
+    key_limits: TenantLimits | None = None

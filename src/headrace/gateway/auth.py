@@ -4,7 +4,7 @@ from headrace.core import keys
 from headrace.core.clock import Clock
 from headrace.core.errors import Unauthenticated
 from headrace.core.tenant import Principal
-from headrace.stores.tenants import KeyEntry
+from headrace.stores.keys import KeyEntry
 
 _SCHEME = b"bearer "
 # One message for every way to fail: it must not tell a caller which part was right.

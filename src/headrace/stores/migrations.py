@@ -178,4 +178,8 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "ALTER TABLE usage ADD COLUMN \"user\" TEXT NOT NULL DEFAULT ''",
         ),
     ),
+    (
+        "terms of tenants",
+        ("ALTER TABLE tenant ADD COLUMN terms TEXT NOT NULL DEFAULT '{}'",),
+    ),
 )

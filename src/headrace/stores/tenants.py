@@ -1,59 +1,26 @@
-"""Who may call, and within which limits? Tenants and their API keys at rest.
+"""Who may call, and what is agreed with them? Tenants at rest, and all that may be done with them and their keys."""
 
-Of a key only its HMAC under the pepper is stored, so a copy of the database gives nobody access.
-"""
-
-import difflib
-import os
 import re
-import secrets
 import sqlite3
-import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.core import keys
+from headrace.core import keys as key_format
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
-from headrace.core.ids import KeyId, TenantId
-from headrace.core.tenant import (
-    PRIORITIES,
-    RESERVED_SLOTS_MAX,
-    WEIGHT_MAX,
-    Principal,
-    TenantLimits,
-    TenantShare,
-)
-from headrace.stores import sqlite
+from headrace.core.ids import TenantId
+from headrace.core.tenant import PRIORITIES, Principal, TenantLimits, TenantShare
+from headrace.stores import agreements, keys, pepper, sqlite
+from headrace.stores.agreements import Agreement, LimitOverrides
+from headrace.stores.keys import KeyEntry, KeyRecord
 
-PEPPER_NAME = "pepper"
-_PEPPER_BYTES = 32
-_LIMIT_MAX = 1_000_000_000
-_KEY_NAME_MAX = 200
 _TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 # Public, fixed text; its digest tells whether a pepper is the one that the stored keys were made with.
 _PEPPER_CHECK = b"headrace pepper check"
-
-
-@dataclass(frozen=True, slots=True)
-class LimitOverrides:
-    """A tenant's own limits; None where the service's default applies. See core.tenant.TenantLimits."""
-
-    requests_per_minute: int | None = None
-    requests_burst: int | None = None
-    concurrency_max: int | None = None
-
-    def over(self, defaults: TenantLimits) -> TenantLimits:
-        """The limits that are in force."""
-        per_minute, burst, concurrency = self.requests_per_minute, self.requests_burst, self.concurrency_max
-        return TenantLimits(
-            requests_per_minute=defaults.requests_per_minute if per_minute is None else per_minute,
-            requests_burst=defaults.requests_burst if burst is None else burst,
-            concurrency_max=defaults.concurrency_max if concurrency is None else concurrency,
-        )
+_AGREED = "requests_per_minute, requests_burst, concurrency_max, class, weight, reserved_slots, terms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,79 +29,7 @@ class TenantRecord:
 
     name: TenantId
     created_s: float
-    limits: LimitOverrides
-    share: TenantShare
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
-    """What is known of one API key: everything but the key.
-
-    Attributes:
-        id: The public part of the key.
-        name: A label for people.
-        created_s, expires_s, revoked_s: Unix seconds; None for never.
-        replaces: The key that this one was rotated from.
-    """
-
-    id: KeyId
-    tenant: TenantId
-    environment: str
-    name: str
-    created_s: float
-    expires_s: float | None
-    revoked_s: float | None
-    replaces: KeyId | None
-
-    def state(self, now_s: float) -> str:
-        """`active`, `expired` or `revoked`, at that Unix time."""
-        if self.revoked_s is not None:
-            return "revoked"
-        return "expired" if self.expires_s is not None and self.expires_s <= now_s else "active"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
-    """What the gateway holds for one key: who it is, and until when (Unix seconds)."""
-
-    principal: Principal
-    expires_s: float | None
-
-
-def load_pepper(path: Path) -> bytes:
-    """The pepper in that file, made on the first call. Raises ConfigError when others can read it or it isn't ours."""
-    try:
-        if not path.exists():
-            _make_pepper(path)
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            pepper = file.read(_PEPPER_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
-        raise ConfigError(f"{path}: mode {mode:04o}; only its owner may read it: chmod 600 {path}")
-    if len(pepper) != _PEPPER_BYTES:
-        raise ConfigError(f"{path}: must hold exactly {_PEPPER_BYTES} bytes; restore it from a backup")
-    return pepper
-
-
-def _make_pepper(path: Path) -> None:
-    """Writes a new pepper aside and links it into place: whoever comes first wins, and nobody reads half of one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_PEPPER_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-    finally:
-        draft.unlink()
+    agreement: Agreement
 
 
 class TenantStore:
@@ -158,10 +53,12 @@ class TenantStore:
         with self._lock:
             self._connection.close()
 
-    def create_tenant(
-        self, name: str, limits: LimitOverrides | None = None, share: TenantShare | None = None
-    ) -> TenantRecord:
-        """Raises ConfigError when the name isn't valid or is taken, or a value is out of its range."""
+    def create_tenant(self, name: str, given: Mapping[str, object] | None = None) -> TenantRecord:
+        """A tenant with the default agreement, but for the fields in `given`; see stores.agreements.
+
+        Raises ConfigError when the name isn't valid or is taken, or a field can't hold its value.
+        """
+        agreement = Agreement().changed(given or {})
         if _TENANT_NAME.fullmatch(name) is None:
             raise ConfigError(
                 f"tenant name {name!r}: 1 to 63 of a-z, 0-9 and `-`, beginning with a letter or a digit"
@@ -171,13 +68,10 @@ class TenantStore:
                 raise ConfigError(
                     f"tenant `{name}` exists already; change it with `headrace tenants set {name}`"
                 )
-            record = TenantRecord(
-                TenantId(name), self._clock.wall_s(), limits or LimitOverrides(), share or TenantShare()
-            )
+            record = TenantRecord(TenantId(name), self._clock.wall_s(), agreement)
             connection.execute(
-                "INSERT INTO tenant (name, created_s, requests_per_minute, requests_burst, concurrency_max,"
-                " class, weight, reserved_slots) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (name, record.created_s, *_limit_values(record.limits), *_share_values(record.share)),
+                f"INSERT INTO tenant (name, created_s, {_AGREED}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (name, record.created_s, *_row(agreement)),
             )
         return record
 
@@ -185,21 +79,21 @@ class TenantStore:
         with self._reading() as connection:
             return _has_tenant(connection, name)
 
-    def set_tenant(self, name: str, limits: LimitOverrides, share: TenantShare) -> None:
-        """Replaces the tenant's own limits, where None gives one back to the default, and its share."""
+    def change_tenant(self, name: str, given: Mapping[str, object]) -> TenantRecord:
+        """Changes the fields in `given` and no other; None gives one back to its default."""
         with self._writing() as connection:
-            _require_tenant(connection, name)
+            old = _require_tenant(connection, name)
+            agreement = old.agreement.changed(given)
             connection.execute(
-                "UPDATE tenant SET requests_per_minute = ?, requests_burst = ?, concurrency_max = ?,"
-                " class = ?, weight = ?, reserved_slots = ? WHERE name = ?",
-                (*_limit_values(limits), *_share_values(share), name),
+                f"UPDATE tenant SET ({_AGREED}) = (?, ?, ?, ?, ?, ?, ?) WHERE name = ?",
+                (*_row(agreement), name),
             )
+        return TenantRecord(old.name, old.created_s, agreement)
 
     def tenant(self, name: str) -> TenantRecord:
         """Raises ConfigError, naming the nearest, when there is no such tenant."""
         with self._reading() as connection:
-            _require_tenant(connection, name)
-            return _tenants(connection, "WHERE name = ?", (name,))[0]
+            return _require_tenant(connection, name)
 
     def tenants(self) -> list[TenantRecord]:
         """All tenants by name."""
@@ -213,54 +107,52 @@ class TenantStore:
 
         Raises ConfigError when there is no such tenant, or the name can't be shown in one line.
         """
-        if len(name) > _KEY_NAME_MAX or not name.isprintable():
-            raise ConfigError(
-                f"a key's name is at most {_KEY_NAME_MAX} printable characters, got {name[:_KEY_NAME_MAX]!a}"
-            )
+        keys.check_name(name)
         with self._writing() as connection:
             _require_tenant(connection, tenant)
             now_s = self._clock.wall_s()
             expires_s = None if lifetime_s is None else now_s + lifetime_s
-            return self._insert_key(
+            return keys.insert(
                 connection,
+                self._pepper,
                 TenantId(tenant),
                 environment,
                 name,
                 created_s=now_s,
                 expires_s=expires_s,
-                replaces=None,
             )
 
     def keys(self, tenant: str | None = None) -> list[KeyRecord]:
         """All keys, or those of one tenant, the oldest first; revoked and expired ones too."""
         with self._reading() as connection:
             if tenant is None:
-                return _keys(connection, "")
+                return keys.select(connection)
             _require_tenant(connection, tenant)
-            return _keys(connection, "WHERE tenant = ?", (tenant,))
+            return keys.select(connection, "WHERE tenant = ?", (tenant,))
 
     def revoke(self, key_id: str) -> KeyRecord:
         """Ends a key now; a key revoked before keeps its first time."""
         with self._writing() as connection:
-            _require_key(connection, key_id)
+            keys.require(connection, key_id)
             connection.execute(
                 "UPDATE api_key SET revoked_s = ? WHERE id = ? AND revoked_s IS NULL",
                 (self._clock.wall_s(), key_id),
             )
-            return _require_key(connection, key_id)
+            return keys.require(connection, key_id)
 
     def rotate(self, key_id: str, *, overlap_s: float) -> tuple[KeyRecord, str]:
         """A new key like that one, with the same lifetime; the old one goes on working for overlap_s at most."""
         with self._writing() as connection:
-            old = _require_key(connection, key_id)
+            old = keys.require(connection, key_id)
             now_s = self._clock.wall_s()
             if (state := old.state(now_s)) != "active":
                 raise ConfigError(f"key `{key_id}` is {state}; make a new one with `headrace keys create`")
             ends_s = now_s + overlap_s if old.expires_s is None else min(now_s + overlap_s, old.expires_s)
             connection.execute("UPDATE api_key SET expires_s = ? WHERE id = ?", (ends_s, key_id))
             expires_s = None if old.expires_s is None else now_s + (old.expires_s - old.created_s)
-            return self._insert_key(
+            return keys.insert(
                 connection,
+                self._pepper,
                 old.tenant,
                 old.environment,
                 old.name,
@@ -278,7 +170,11 @@ class TenantStore:
         with self._reading() as connection:
             self._seen = _revision(connection)
             agreed = {
-                tenant.name: (tenant.limits.over(defaults), tenant.share.part(workers))
+                tenant.name: (
+                    tenant.agreement.limits.over(defaults),
+                    tenant.agreement.share.part(workers),
+                    tenant.agreement.terms,
+                )
                 for tenant in _tenants(connection, "")
             }
             rows = connection.execute(
@@ -307,7 +203,7 @@ class TenantStore:
             return self._seen != _revision(connection)
 
     def _check_pepper(self) -> None:
-        check = keys.digest(self._pepper, _PEPPER_CHECK)
+        check = key_format.digest(self._pepper, _PEPPER_CHECK)
         with self._writing() as connection:
             (known,) = connection.execute("SELECT pepper_check FROM tenancy").fetchone()
             if known == check:
@@ -315,46 +211,9 @@ class TenantStore:
             if connection.execute("SELECT 1 FROM api_key LIMIT 1").fetchone() is not None:
                 raise ConfigError(
                     f"{self._path}: its keys were made with another pepper, so none of them would work;"
-                    f" restore the file `{PEPPER_NAME}` that belongs to this database"
+                    f" restore the file `{pepper.NAME}` that belongs to this database"
                 )
             connection.execute("UPDATE tenancy SET pepper_check = ?", (check,))
-
-    def _insert_key(
-        self,
-        connection: sqlite3.Connection,
-        tenant: TenantId,
-        environment: str,
-        name: str,
-        *,
-        created_s: float,
-        expires_s: float | None,
-        replaces: KeyId | None,
-    ) -> tuple[KeyRecord, str]:
-        secret = keys.make(
-            environment,
-            id_random=secrets.token_bytes(keys.ID_RANDOM_BYTES),
-            secret_random=secrets.token_bytes(keys.SECRET_RANDOM_BYTES),
-        )
-        key_id = keys.key_id(secret.encode())
-        assert key_id is not None, "a key that we made is well formed"
-        record = KeyRecord(key_id, tenant, environment, name, created_s, expires_s, None, replaces)
-        # An id that exists already (once in 2.8 * 10**12 per stored key) breaks the primary key: the command fails and
-        # is repeated, which is better than code that nobody ever sees run.
-        connection.execute(
-            "INSERT INTO api_key (digest, id, tenant, environment, name, created_s, expires_s, revoked_s, replaces)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?)",
-            (
-                keys.digest(self._pepper, secret.encode()),
-                key_id,
-                tenant,
-                environment,
-                name,
-                created_s,
-                expires_s,
-                replaces,
-            ),
-        )
-        return record, secret
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -372,29 +231,21 @@ def open_tenants(data: Path, *, clock: Clock, must_exist: bool = False) -> Tenan
     path = data / sqlite.DATABASE_NAME
     if must_exist:
         sqlite.open_database(path, must_exist=True).close()
-    return TenantStore(path, load_pepper(data / PEPPER_NAME), clock=clock)
+    return TenantStore(path, pepper.load(data / pepper.NAME), clock=clock)
 
 
-def _limit_values(limits: LimitOverrides) -> tuple[int | None, int | None, int | None]:
-    for name, value, least in (
-        ("requests_per_minute", limits.requests_per_minute, 0),
-        ("requests_burst", limits.requests_burst, 1),
-        ("concurrency_max", limits.concurrency_max, 0),
-    ):
-        if value is not None:
-            _check_range(name, value, least, _LIMIT_MAX)
-    return limits.requests_per_minute, limits.requests_burst, limits.concurrency_max
-
-
-def _share_values(share: TenantShare) -> tuple[str, int, int]:
-    _check_range("weight", share.weight, 1, WEIGHT_MAX)
-    _check_range("reserved_slots", share.reserved_slots, 0, RESERVED_SLOTS_MAX)
-    return share.priority_max.word, share.weight, share.reserved_slots
-
-
-def _check_range(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"`{name}` must be from {least} to {most}, got {value}")
+def _row(agreement: Agreement) -> tuple[int | str | None, ...]:
+    """The columns of _AGREED."""
+    limits, share = agreement.limits, agreement.share
+    return (
+        limits.requests_per_minute,
+        limits.requests_burst,
+        limits.concurrency_max,
+        share.priority_max.word,
+        share.weight,
+        share.reserved_slots,
+        agreements.terms_text(agreement.terms),
+    )
 
 
 def _revision(connection: sqlite3.Connection) -> int:
@@ -407,47 +258,24 @@ def _has_tenant(connection: sqlite3.Connection, name: str) -> bool:
 
 
 def _tenants(connection: sqlite3.Connection, where: str, values: tuple[str, ...] = ()) -> list[TenantRecord]:
-    rows = connection.execute(
-        "SELECT name, created_s, requests_per_minute, requests_burst, concurrency_max, class, weight, reserved_slots"
-        f" FROM tenant {where}",
-        values,
-    )
+    rows = connection.execute(f"SELECT name, created_s, {_AGREED} FROM tenant {where}", values)
     return [
         TenantRecord(
-            row[0], row[1], LimitOverrides(*row[2:5]), TenantShare(PRIORITIES[row[5]], row[6], row[7])
+            name,
+            created_s,
+            Agreement(
+                LimitOverrides(per_minute, burst, concurrency),
+                TenantShare(PRIORITIES[word], weight, reserved),
+                agreements.terms_of(terms, tenant=name),
+            ),
         )
-        for row in rows
+        for name, created_s, per_minute, burst, concurrency, word, weight, reserved, terms in rows
     ]
 
 
-def _keys(connection: sqlite3.Connection, where: str, values: tuple[str, ...] = ()) -> list[KeyRecord]:
-    rows = connection.execute(
-        "SELECT id, tenant, environment, name, created_s, expires_s, revoked_s, replaces"
-        f" FROM api_key {where} ORDER BY created_s, id",
-        values,
-    )
-    return [KeyRecord(*row) for row in rows]
-
-
-def _require_tenant(connection: sqlite3.Connection, name: str) -> None:
-    if not _has_tenant(connection, name):
-        known = [tenant.name for tenant in _tenants(connection, "ORDER BY name")]
-        raise ConfigError(f"no tenant `{name}`; {_nearest(name, known, command='headrace tenants list')}")
-
-
-def _require_key(connection: sqlite3.Connection, key_id: str) -> KeyRecord:
-    found = _keys(connection, "WHERE id = ?", (key_id,))
+def _require_tenant(connection: sqlite3.Connection, name: str) -> TenantRecord:
+    found = _tenants(connection, "WHERE name = ?", (name,))
     if found:
         return found[0]
-    if keys.is_well_formed(key_id.encode()):
-        # A whole key pasted where its id belongs must not come back in the message.
-        raise ConfigError(
-            "keys are named by their id, the 8 characters after `hr_live_` or `hr_test_`, not by the key"
-        )
-    known = [key.id for key in _keys(connection, "")]
-    raise ConfigError(f"no key `{key_id}`; {_nearest(key_id, known, command='headrace keys list')}")
-
-
-def _nearest(name: str, known: list[TenantId] | list[KeyId], *, command: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean `{near[0]}`?" if near else f"see `{command}`"
+    known = [tenant.name for tenant in _tenants(connection, "ORDER BY name")]
+    raise ConfigError(f"no tenant `{name}`; {agreements.nearest(name, known, see='headrace tenants list')}")

@@ -1,0 +1,209 @@
+"""`headrace tenants`: who may call, within which limits, and what else is agreed with them."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.cli import common, durations, identity
+from headrace.core.tenant import PRIORITIES, WEIGHT_MAX
+from headrace.stores import agreements
+from headrace.stores.tenants import TenantRecord
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number, or `default`") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of `tenants create` and `tenants set`.
+
+    Attributes:
+        flag: As it's written on the command line.
+        field: The public name of the field that it sets; see stores.agreements.FIELDS.
+        metavar: What stands for its value in the help.
+        help: What it sets, and its default where that isn't the service's.
+        read: The field's value out of the option's text, as JSON would hold it; raises argparse.ArgumentTypeError. Every
+            option also takes `default`.
+        heading: Its column in `tenants list`; "" for a field that only `--json` shows.
+    """
+
+    flag: str
+    field: str
+    metavar: str
+    help: str
+    read: Callable[[str], object] = _number
+    heading: str = ""
+
+
+OPTIONS = (
+    Option(
+        "--requests-per-minute",
+        "requests_per_minute",
+        "N",
+        "sustained rate; 0 means no limit",
+        heading="requests/min",
+    ),
+    Option(
+        "--requests-burst",
+        "requests_burst",
+        "N",
+        "requests that may come at once, at least 1",
+        heading="burst",
+    ),
+    Option(
+        "--concurrency",
+        "concurrency_max",
+        "N",
+        "requests in progress; 0 means no limit",
+        heading="concurrency",
+    ),
+    Option(
+        "--class",
+        "class",
+        "CLASS",
+        f"highest priority that its requests may ask for: {', '.join(PRIORITIES)} (default: normal)",
+        read=str,
+        heading="class",
+    ),
+    Option(
+        "--weight",
+        "weight",
+        "N",
+        f"its part of the time while others wait too, 1 to {WEIGHT_MAX} (default: 1)",
+        heading="weight",
+    ),
+    Option(
+        "--reserved-slots",
+        "reserved_slots",
+        "N",
+        "slots of each model that are its own (default: 0)",
+        heading="reserved",
+    ),
+    Option(
+        "--organization",
+        "organization",
+        "NAME",
+        "whose tenant it is, where one customer has several; a-z, 0-9 and `-` (default: nobody's)",
+        read=str,
+        heading="organization",
+    ),
+)
+
+
+def add(commands: Any) -> None:
+    """Registers the command group."""
+    group = common.command(
+        commands,
+        "tenants",
+        None,
+        help="create and list tenants, set their limits, shares and terms",
+        example="headrace tenants create acme --requests-per-minute 1200",
+        with_data=False,
+    )
+    actions = group.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = common.command(
+        actions,
+        "create",
+        _create,
+        help="create a tenant; what isn't given is the service's default",
+        example="headrace tenants create acme --requests-per-minute 1200 --concurrency 32",
+    )
+    change = common.command(
+        actions,
+        "set",
+        _set,
+        help="change a tenant; what isn't given stays as it is",
+        example="headrace tenants set acme --concurrency default --weight 3",
+    )
+    for parser in (create, change):
+        parser.add_argument("name", metavar="NAME", help="a-z, 0-9 and `-`, at most 63 characters")
+        for option in OPTIONS:
+            parser.add_argument(
+                option.flag,
+                dest=f"agreed.{option.field}",
+                type=_or_default(option.read),
+                default=argparse.SUPPRESS,
+                metavar=option.metavar,
+                help=f"{option.help}; or `default`",
+            )
+    common.command(
+        actions,
+        "list",
+        _list,
+        help="list tenants with their own limits, shares and terms",
+        example="headrace tenants list --json",
+        with_json=True,
+    )
+
+
+def _or_default(read: Callable[[str], object]) -> Callable[[str], object]:
+    """None for the word `default`, else what `read` makes of the text."""
+
+    def read_either(text: str) -> object:
+        return None if text == "default" else read(text)
+
+    return read_either
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, object]:
+    """The fields that are on the command line."""
+    given = vars(arguments)
+    return {
+        option.field: given[f"agreed.{option.field}"]
+        for option in OPTIONS
+        if f"agreed.{option.field}" in given
+    }
+
+
+def _create(arguments: argparse.Namespace) -> None:
+    with identity.store(arguments, must_exist=False) as store:
+        store.create_tenant(arguments.name, _given(arguments))
+    identity.note(
+        f"tenant `{arguments.name}` created; its first key: headrace keys create --tenant {arguments.name}"
+    )
+
+
+def _set(arguments: argparse.Namespace) -> None:
+    with identity.store(arguments, must_exist=True) as store:
+        store.change_tenant(arguments.name, _given(arguments))
+        revision = store.revision()
+    identity.note(f"tenant `{arguments.name}` changed{identity.in_force(arguments, revision)}")
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    with identity.store(arguments, must_exist=True) as store:
+        records = store.tenants()
+    if arguments.json:
+        common.print_json([_json(record) for record in records])
+        return
+    columns = [option for option in OPTIONS if option.heading]
+    common.print_table(
+        [
+            (
+                record.name,
+                *(_cell(record.agreement.values()[option.field], option.field) for option in columns),
+                durations.utc(record.created_s),
+            )
+            for record in records
+        ],
+        headings=("tenant", *(option.heading for option in columns), "created"),
+    )
+
+
+def _cell(value: object, field: str) -> object:
+    if value is None and field in agreements.LIMIT_FIELDS:
+        return "default"
+    return "-" if value == "" else value
+
+
+def _json(record: TenantRecord) -> dict[str, object]:
+    return {
+        "tenant": record.name,
+        **record.agreement.values(),
+        "created": durations.utc(record.created_s),
+    }

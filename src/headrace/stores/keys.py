@@ -1,0 +1,118 @@
+"""Which API keys are there, and what is known of each? The rows of one table.
+
+Of a key only its HMAC under the pepper is stored, so a copy of the database gives nobody access.
+"""
+
+import secrets
+import sqlite3
+from dataclasses import dataclass
+
+from headrace.core import keys
+from headrace.core.errors import ConfigError
+from headrace.core.ids import KeyId, TenantId
+from headrace.core.tenant import Principal
+from headrace.stores import agreements
+
+_NAME_MAX = 200
+_COLUMNS = "id, tenant, environment, name, created_s, expires_s, revoked_s, replaces"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """What is known of one API key: everything but the key.
+
+    Attributes:
+        id: The public part of the key.
+        name: A label for people.
+        created_s, expires_s, revoked_s: Unix seconds; None for never.
+        replaces: The key that this one was rotated from.
+    """
+
+    id: KeyId
+    tenant: TenantId
+    environment: str
+    name: str
+    created_s: float
+    expires_s: float | None
+    revoked_s: float | None
+    replaces: KeyId | None
+
+    def state(self, now_s: float) -> str:
+        """`active`, `expired` or `revoked`, at that Unix time."""
+        if self.revoked_s is not None:
+            return "revoked"
+        return "expired" if self.expires_s is not None and self.expires_s <= now_s else "active"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """What the gateway holds for one key: who it is, and until when (Unix seconds)."""
+
+    principal: Principal
+    expires_s: float | None
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError when the name can't be shown in one line."""
+    if len(name) > _NAME_MAX or not name.isprintable():
+        raise ConfigError(
+            f"a key's name is at most {_NAME_MAX} printable characters, got {name[:_NAME_MAX]!a}"
+        )
+
+
+def insert(
+    connection: sqlite3.Connection,
+    pepper: bytes,
+    tenant: TenantId,
+    environment: str,
+    name: str,
+    *,
+    created_s: float,
+    expires_s: float | None,
+    replaces: KeyId | None = None,
+) -> tuple[KeyRecord, str]:
+    """A new key and its secret, which is in no store and can't be had again."""
+    secret = keys.make(
+        environment,
+        id_random=secrets.token_bytes(keys.ID_RANDOM_BYTES),
+        secret_random=secrets.token_bytes(keys.SECRET_RANDOM_BYTES),
+    )
+    key_id = keys.key_id(secret.encode())
+    assert key_id is not None, "a key that we made is well formed"
+    record = KeyRecord(key_id, tenant, environment, name, created_s, expires_s, None, replaces)
+    # An id that exists already (once in 2.8 * 10**12 per stored key) breaks the primary key: the command fails and
+    # is repeated, which is better than code that nobody ever sees run.
+    connection.execute(
+        f"INSERT INTO api_key (digest, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?)",
+        (
+            keys.digest(pepper, secret.encode()),
+            key_id,
+            tenant,
+            environment,
+            name,
+            created_s,
+            expires_s,
+            replaces,
+        ),
+    )
+    return record, secret
+
+
+def select(connection: sqlite3.Connection, where: str = "", values: tuple[str, ...] = ()) -> list[KeyRecord]:
+    """The keys that `where` holds for, the oldest first."""
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM api_key {where} ORDER BY created_s, id", values)
+    return [KeyRecord(*row) for row in rows]
+
+
+def require(connection: sqlite3.Connection, key_id: str) -> KeyRecord:
+    """Raises ConfigError, naming the nearest, when there is no such key."""
+    found = select(connection, "WHERE id = ?", (key_id,))
+    if found:
+        return found[0]
+    if keys.is_well_formed(key_id.encode()):
+        # A whole key pasted where its id belongs must not come back in the message.
+        raise ConfigError(
+            "keys are named by their id, the 8 characters after `hr_live_` or `hr_test_`, not by the key"
+        )
+    known = [key.id for key in select(connection)]
+    raise ConfigError(f"no key `{key_id}`; {agreements.nearest(key_id, known, see='headrace keys list')}")
