@@ -1,4 +1,36 @@
-"""The schema of headrace.db, as the steps that made it: append a step, never edit one that has been released."""
+"""The schema, as the steps that made it and that lead back: append a step, never edit one that has been released.
+
+The SQL of a step is in the words that stores.database lists; statements that SQLite and PostgreSQL don't share are a
+`Dialects`. A step that stands behind yours on a rebase goes in front: yours becomes the newest.
+"""
+
+from dataclasses import dataclass
+
+from headrace.stores.database import Dialects, Statement
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a step back destroys for good.
+
+    Attributes:
+        rows: What follows `SELECT count(*) FROM` to count it.
+        what: What they are, after their number.
+    """
+
+    rows: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step: `up` leads to it from the schema before, and `down` back, keeping every row that it can keep."""
+
+    name: str
+    up: tuple[Statement, ...]
+    down: tuple[Statement, ...]
+    loses: tuple[Loss, ...] = ()
+
 
 # Words (outcome, usage_source) come from enumerations and are not checked again: those comparisons were a third of the cost
 # of a row. Counts are: a negative one would be a lie in the books.
@@ -84,7 +116,7 @@ CREATE TABLE api_key (
 # sqlite3 shell reaches the gateway as fast as one revoked by our own command.
 _TENANCY = """
 CREATE TABLE tenancy (
-    only INTEGER PRIMARY KEY CHECK (only = 1),
+    "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
     revision INTEGER NOT NULL,
     pepper_check BLOB
 ) STRICT
@@ -106,48 +138,134 @@ CREATE VIEW execution AS
 """
 
 # The key of an attempt holds over both places.
-_ONE_PLACE = """
+_ONE_PLACE = Dialects(
+    sqlite=(
+        """
 CREATE TRIGGER attempt_in_one_place BEFORE INSERT ON attempt BEGIN
     SELECT RAISE(IGNORE) FROM usage
     WHERE request_id = NEW.request_id AND attempts = NEW.attempt AND replica IS NOT NULL;
 END
-"""
+""",
+    ),
+    postgres=(
+        """
+CREATE FUNCTION attempt_in_one_place() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM usage
+        WHERE request_id = NEW.request_id AND attempts = NEW.attempt AND replica IS NOT NULL)
+    THEN RETURN NULL; END IF;
+    RETURN NEW;
+END $$
+""",
+        "CREATE TRIGGER attempt_in_one_place BEFORE INSERT ON attempt"
+        " FOR EACH ROW EXECUTE FUNCTION attempt_in_one_place()",
+    ),
+)
+_ONE_PLACE_GONE = Dialects(
+    sqlite=("DROP TRIGGER attempt_in_one_place",),
+    postgres=("DROP TRIGGER attempt_in_one_place ON attempt", "DROP FUNCTION attempt_in_one_place()"),
+)
+
+# A trigger of PostgreSQL is a call of a function, which all tables share.
+_TENANCY_CHANGED = Dialects(
+    sqlite=(),
+    postgres=(
+        """
+CREATE FUNCTION tenancy_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE tenancy SET revision = revision + 1;
+    RETURN NULL;
+END $$
+""",
+    ),
+)
 
 
-def _count_changes(table: str) -> tuple[str, ...]:
-    return tuple(
-        f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table}"
-        " BEGIN UPDATE tenancy SET revision = revision + 1; END"
-        for event in ("INSERT", "UPDATE", "DELETE")
+def count_changes(table: str) -> Dialects:
+    """Every change of a row of that table counts as one of the tenancy, which gateways then read again."""
+    events = ("INSERT", "UPDATE", "DELETE")
+    return Dialects(
+        sqlite=tuple(
+            f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table}"
+            " BEGIN UPDATE tenancy SET revision = revision + 1; END"
+            for event in events
+        ),
+        postgres=(
+            f"CREATE TRIGGER {table}_changed AFTER {' OR '.join(events)} ON {table}"
+            " FOR EACH ROW EXECUTE FUNCTION tenancy_changed()",
+        ),
     )
 
 
-MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
+def append_only(table: str) -> Dialects:
+    """No row of that table is ever changed or deleted, whoever asks. Dropping the table ends it."""
+    says = f"rows of {table} are never changed"
+    return Dialects(
+        sqlite=tuple(
+            f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table}"
+            f" BEGIN SELECT RAISE(ABORT, '{says}'); END"
+            for event in ("UPDATE", "DELETE")
+        ),
+        postgres=(
+            f"CREATE FUNCTION {table}_append_only() RETURNS trigger LANGUAGE plpgsql AS $$"
+            f" BEGIN RAISE EXCEPTION '{says}' USING ERRCODE = 'integrity_constraint_violation'; END $$",
+            f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table}"
+            f" FOR EACH STATEMENT EXECUTE FUNCTION {table}_append_only()",
+        ),
+    )
+
+
+def append_only_gone(table: str) -> Dialects:
+    """What is left of `append_only` once its table was dropped."""
+    return Dialects(sqlite=(), postgres=(f"DROP FUNCTION {table}_append_only()",))
+
+
+# The attempts that made an answer go back to rows of their own.
+_SERVED_AS_ROWS = """
+INSERT INTO execution (request_id, attempt, replica, generation, started_s, duration_s, ttft_s, outcome, upstream_status,
+    prompt_tokens, completion_tokens, cached_tokens, usage_source)
+SELECT request_id, attempts, replica, generation, served_started_s, served_s, served_ttft_s, 'completed', status,
+    prompt_tokens, completion_tokens, cached_tokens, usage_source
+FROM usage WHERE replica IS NOT NULL
+"""
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(
         "usage ledger",
-        (
+        up=(
             _USAGE,
             "CREATE INDEX usage_by_time ON usage (started_s)",
             "CREATE INDEX usage_by_tenant ON usage (tenant, started_s)",
             _EXECUTION,
             _USAGE_REJECTED,
         ),
+        down=("DROP TABLE usage_rejected", "DROP TABLE execution", "DROP TABLE usage"),
+        loses=(Loss("usage", "usage records"), Loss("usage_rejected", "records set aside")),
     ),
-    (
+    Migration(
         "tenants and keys",
-        (
+        up=(
             _TENANT,
             _API_KEY,
             "CREATE INDEX api_key_by_tenant ON api_key (tenant)",
             _TENANCY,
-            "INSERT INTO tenancy (only, revision) VALUES (1, 0)",
-            *_count_changes("tenant"),
-            *_count_changes("api_key"),
+            'INSERT INTO tenancy ("only", revision) VALUES (1, 0)',
+            _TENANCY_CHANGED,
+            count_changes("tenant"),
+            count_changes("api_key"),
         ),
+        down=(
+            "DROP TABLE api_key",
+            "DROP TABLE tenant",
+            "DROP TABLE tenancy",
+            Dialects(sqlite=(), postgres=("DROP FUNCTION tenancy_changed()",)),
+        ),
+        loses=(Loss("tenant", "tenants"), Loss("api_key", "API keys")),
     ),
-    (
+    Migration(
         "the attempt that served a request is in its row",
-        (
+        up=(
             "ALTER TABLE usage ADD COLUMN replica TEXT",
             "ALTER TABLE usage ADD COLUMN generation INTEGER CHECK (generation >= 0)",
             "ALTER TABLE usage ADD COLUMN served_started_s REAL",
@@ -159,27 +277,60 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             # The key begins with the time of arrival (a UUID version 7), so it is its own index by time.
             "DROP INDEX usage_by_time",
         ),
+        down=(
+            "CREATE INDEX usage_by_time ON usage (started_s)",
+            _ONE_PLACE_GONE,
+            "DROP VIEW execution",
+            "ALTER TABLE attempt RENAME TO execution",
+            _SERVED_AS_ROWS,
+            *(
+                f"ALTER TABLE usage DROP COLUMN {column}"
+                for column in ("replica", "generation", "served_started_s", "served_s", "served_ttft_s")
+            ),
+        ),
     ),
-    (
+    Migration(
         "shares of tenants",
-        (
+        up=(
             "ALTER TABLE tenant ADD COLUMN class TEXT NOT NULL DEFAULT 'normal' CHECK (class IN ('low', 'normal', 'high'))",
             "ALTER TABLE tenant ADD COLUMN weight INTEGER NOT NULL DEFAULT 1 CHECK (weight >= 1)",
             "ALTER TABLE tenant ADD COLUMN reserved_slots INTEGER NOT NULL DEFAULT 0 CHECK (reserved_slots >= 0)",
         ),
+        down=tuple(
+            f"ALTER TABLE tenant DROP COLUMN {column}" for column in ("class", "weight", "reserved_slots")
+        ),
+        loses=(
+            Loss(
+                "tenant WHERE class <> 'normal' OR weight <> 1 OR reserved_slots <> 0",
+                "tenants with a share of their own",
+            ),
+        ),
     ),
-    (
+    Migration(
         "what a request costs, and by which price",
-        (
+        up=(
             "ALTER TABLE usage ADD COLUMN price_version TEXT NOT NULL DEFAULT ''",
             "ALTER TABLE usage ADD COLUMN charge_pico INTEGER NOT NULL DEFAULT 0 CHECK (charge_pico >= 0)",
             "ALTER TABLE usage ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0 CHECK (reasoning_tokens >= 0)",
             "ALTER TABLE usage ADD COLUMN units INTEGER NOT NULL DEFAULT 0 CHECK (units >= 0)",
             "ALTER TABLE usage ADD COLUMN \"user\" TEXT NOT NULL DEFAULT ''",
         ),
+        down=tuple(
+            f'ALTER TABLE usage DROP COLUMN "{column}"'
+            for column in ("price_version", "charge_pico", "reasoning_tokens", "units", "user")
+        ),
+        loses=(
+            Loss(
+                "usage WHERE price_version <> '' OR charge_pico <> 0 OR reasoning_tokens <> 0 OR units <> 0"
+                " OR \"user\" <> ''",
+                "usage records with a charge, a user, or units of their own",
+            ),
+        ),
     ),
-    (
+    Migration(
         "terms of tenants",
-        ("ALTER TABLE tenant ADD COLUMN terms TEXT NOT NULL DEFAULT '{}'",),
+        up=("ALTER TABLE tenant ADD COLUMN terms TEXT NOT NULL DEFAULT '{}'",),
+        down=("ALTER TABLE tenant DROP COLUMN terms",),
+        loses=(Loss("tenant WHERE terms <> '{}'", "tenants with terms of their own"),),
     ),
 )

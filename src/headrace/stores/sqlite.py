@@ -1,22 +1,80 @@
-"""How do we open the one database: durable settings, and a schema that only moves forward."""
+"""SQLite, as a file in the data directory: durable settings, and the surface of stores.database over it."""
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace.core.errors import ConfigError
-from headrace.stores.migrations import MIGRATIONS
+from headrace.stores import schema
+from headrace.stores.database import Kind, Row, Values
 
 DATABASE_NAME = "headrace.db"
 BUSY_TIMEOUT_S = 5.0
 
 
-def open_database(path: Path, *, must_exist: bool = False) -> sqlite3.Connection:
-    """A connection in autocommit mode on an up-to-date schema; group statements with `transaction`.
+class SqliteDatabase:
+    """See stores.database.Database. Owner of `connection`, in autocommit mode outside `transaction` and `snapshot`."""
 
-    The caller may hand it from thread to thread but must not share it between threads at one moment.
+    kind = Kind.SQLITE
+
+    def __init__(self, path: Path) -> None:
+        """Opens it, whatever its schema is. Raises ConfigError when it can't be had."""
+        self._path = path
+        self._alone = threading.RLock()
+        with as_config_error(path):
+            self.connection = connect(path)
+
+    @property
+    def name(self) -> str:
+        return str(self._path)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._alone, as_config_error(self._path), transaction(self.connection):
+            yield
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        with self._alone, as_config_error(self._path), snapshot(self.connection):
+            yield
+
+    def execute(self, statement: str, values: Values = ()) -> int:
+        with self._alone, as_config_error(self._path):
+            return self.connection.execute(statement, tuple(values)).rowcount
+
+    def rows(self, statement: str, values: Values = ()) -> list[Row]:
+        with self._alone, as_config_error(self._path):
+            return self.connection.execute(statement, tuple(values)).fetchall()
+
+    def row(self, statement: str, values: Values = ()) -> Row | None:
+        found = self.rows(statement, values)
+        return found[0] if found else None
+
+    def each(self, statement: str, values: Values = ()) -> Iterator[Row]:
+        assert self.connection.in_transaction, "rows that are read bit by bit must be of one moment"
+        return self.connection.execute(statement, tuple(values))
+
+    def has_table(self, name: str) -> bool:
+        return self.row("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,)) is not None
+
+    def utc_day(self, column: str) -> str:
+        return f"date({column}, 'unixepoch')"
+
+    def close(self) -> None:
+        with self._alone:
+            self.connection.close()
+
+
+def open_database(path: Path, *, must_exist: bool = False) -> sqlite3.Connection:
+    """The connection alone, for stores that don't go by stores.database yet."""
+    return open_file(path, must_exist=must_exist).connection
+
+
+def open_file(path: Path, *, must_exist: bool = False) -> SqliteDatabase:
+    """The database on an up-to-date schema.
 
     Args:
         must_exist: For commands that only read: a mistyped directory is an error and not a new empty database.
@@ -24,14 +82,13 @@ def open_database(path: Path, *, must_exist: bool = False) -> sqlite3.Connection
     """
     if must_exist and not path.exists():
         raise ConfigError(f"{path}: no such database; name the directory of a running service with --data")
-    with as_config_error(path):
-        connection = connect(path)
-        try:
-            migrate(connection, path)
-        except BaseException:
-            connection.close()
-            raise
-    return connection
+    database = SqliteDatabase(path)
+    try:
+        schema.migrate(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -90,39 +147,3 @@ def as_config_error(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-
-
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings the schema forward to the newest number; each step is one transaction with its entry in `migration`."""
-    number = _schema_number(connection)
-    while number < len(MIGRATIONS):
-        with transaction(connection):
-            # Read again under the write lock: another process may be migrating at this moment.
-            number = _schema_number(connection)
-            if number < len(MIGRATIONS):
-                number += 1
-                _apply(connection, number)
-    if number > len(MIGRATIONS):
-        raise ConfigError(
-            f"{path}: written by a newer headrace (schema {number}, this version knows {len(MIGRATIONS)});"
-            " upgrade headrace, or restore the backup made before the upgrade"
-        )
-
-
-def _apply(connection: sqlite3.Connection, number: int) -> None:
-    name, statements = MIGRATIONS[number - 1]
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS migration (number INTEGER PRIMARY KEY, name TEXT NOT NULL,"
-        " applied_s INTEGER NOT NULL DEFAULT (CAST(strftime('%s', 'now') AS INTEGER))) STRICT"
-    )
-    for statement in statements:
-        connection.execute(statement)
-    connection.execute("INSERT INTO migration (number, name) VALUES (?, ?)", (number, name))
-
-
-def _schema_number(connection: sqlite3.Connection) -> int:
-    has_table = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migration'").fetchone()
-    if has_table is None:
-        return 0
-    (number,) = connection.execute("SELECT coalesce(max(number), 0) FROM migration").fetchone()
-    return int(number)
