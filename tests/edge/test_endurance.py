@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.usage import UsageRecord
+from headrace.stores.opening import open_database
 from headrace.stores.usage_report import UsageReport
 from tests.edge.conftest import Edge, running_edge
 from tests.support.provider import provider, wait_until
@@ -276,7 +277,7 @@ def chance_of_faults(seed: int) -> str:
 
 
 def rows(data: Path) -> list[UsageRecord]:
-    report = UsageReport(data / "headrace.db")
+    report = UsageReport(open_database(data, must_exist=True))
     try:
         return report.requests(limit=100)
     finally:

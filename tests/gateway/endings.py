@@ -11,6 +11,7 @@ from headrace.core.endings import ENDINGS, Ending, Stage
 from headrace.core.errors import OverloadError, Unauthenticated
 from headrace.core.outcome import AttemptOutcome, Outcome, Reason
 from headrace.core.usage import UsageRecord
+from headrace.stores.opening import open_database
 from headrace.stores.usage_report import UsageReport
 from tests.gateway.rig import Rig, assert_broken, error_of, read_answer, request_id, words
 from tests.support.provider import wait_until
@@ -121,7 +122,7 @@ class Books:
 
 
 def attempts_of(rig: Rig, record: UsageRecord) -> list[str]:
-    report = UsageReport(rig.provider.data / "headrace.db")
+    report = UsageReport(open_database(rig.provider.data, must_exist=True))
     try:
         return [execution.outcome for execution in report.executions(record.request_id)]
     finally:

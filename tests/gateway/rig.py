@@ -10,6 +10,7 @@ from typing import Any
 import openai
 
 from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.stores.opening import open_database
 from headrace.stores.usage_report import UsageReport
 from tests.support import wire
 from tests.support.provider import HEADRACE, Provider, provider, wait_until
@@ -75,7 +76,7 @@ class Rig:
 
     def records(self, *, limit: int = 10_000) -> list[UsageRecord]:
         """What the ledger holds, the newest first."""
-        report = UsageReport(self.provider.data / "headrace.db")
+        report = UsageReport(open_database(self.provider.data, must_exist=True))
         try:
             return report.requests(limit=limit)
         finally:
@@ -94,7 +95,7 @@ class Rig:
     def executions(self, answer: Exchange) -> list[ExecutionRecord]:
         """The attempts behind an answer."""
         self.record(answer)
-        report = UsageReport(self.provider.data / "headrace.db")
+        report = UsageReport(open_database(self.provider.data, must_exist=True))
         try:
             return report.executions(request_id(answer))
         finally:

@@ -119,7 +119,7 @@ def test_a_record_comes_back_as_it_was_appended(rig: Rig) -> None:
     ]
     ledger.append(usage, executions)
     ledger.stop()
-    report = UsageReport(rig.path)
+    report = UsageReport(sqlite.open_file(rig.path))
     assert report.requests() == [usage]
     assert report.executions("req_1") == executions
     report.close()
@@ -360,7 +360,7 @@ def test_sums_count_unknown_usage_and_never_add_it_as_zero(rig: Rig) -> None:
     ledger.append(usage_record(id_at(1_700_000_000, "3"), outcome="broken", **unknown), [])
     ledger.append(usage_record(id_at(1_700_000_000, "4"), tenant="globex", outcome="broken", **unknown), [])
     ledger.stop()
-    report = UsageReport(rig.path)
+    report = UsageReport(sqlite.open_file(rig.path))
     acme, globex = report.summary(group_by=(Group.TENANT,))
     assert (acme.group, acme.requests, acme.delivered, acme.broken, acme.cancelled) == (("acme",), 3, 1, 1, 1)
     assert (acme.prompt_tokens, acme.completion_tokens, acme.estimated_tokens, acme.unknown) == (
@@ -397,7 +397,7 @@ def test_the_attempt_that_made_the_answer_is_told_once_and_shown_with_the_others
     assert rows(rig.path, "SELECT request_id, attempt FROM attempt ORDER BY request_id") == [
         ("req_1", 1), ("req_2", 1), ("req_3", 1)
     ]  # fmt: skip
-    report = UsageReport(rig.path)
+    report = UsageReport(sqlite.open_file(rig.path))
     assert report.executions("req_1") == [failed, served]
     assert report.executions("req_2") == [differs]
     assert report.executions("req_3") == [cancelled]

@@ -30,7 +30,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[TenantStore]:
-    made = TenantStore(tmp_path / sqlite.DATABASE_NAME, PEPPER, clock=clock)
+    made = TenantStore(sqlite.open_file(tmp_path / sqlite.DATABASE_NAME), PEPPER, clock=clock)
     yield made
     made.close()
 
@@ -161,7 +161,7 @@ def test_changes_of_another_process_are_seen_and_ledger_commits_are_not(
     store.create_tenant("acme")
     assert store.changed()
     store.key_ring(DEFAULTS)
-    other = TenantStore(tmp_path / sqlite.DATABASE_NAME, PEPPER, clock=clock)
+    other = TenantStore(sqlite.open_file(tmp_path / sqlite.DATABASE_NAME), PEPPER, clock=clock)
     assert not store.changed()
     record, _ = other.create_key("acme")
     assert store.changed()
@@ -256,12 +256,12 @@ def test_a_pepper_that_others_can_read_or_that_is_cut_is_refused(tmp_path: Path)
 def test_another_pepper_is_refused_as_soon_as_there_are_keys(store: TenantStore, tmp_path: Path) -> None:
     """A lost pepper must be an error at start, not a service in which every key has stopped working."""
     path, other, clock = tmp_path / sqlite.DATABASE_NAME, b"x" * 32, ManualClock()
-    TenantStore(path, other, clock=clock).close()
-    TenantStore(path, PEPPER, clock=clock).close()
+    TenantStore(sqlite.open_file(path), other, clock=clock).close()
+    TenantStore(sqlite.open_file(path), PEPPER, clock=clock).close()
     store.create_tenant("acme")
     store.create_key("acme")
     with pytest.raises(ConfigError, match="pepper"):
-        TenantStore(path, other, clock=clock)
+        TenantStore(sqlite.open_file(path), other, clock=clock)
 
 
 def test_terms_ring_with_the_keys_and_a_change_of_one_leaves_the_others(store: TenantStore) -> None:

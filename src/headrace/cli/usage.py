@@ -12,7 +12,7 @@ from headrace.cli import common, durations
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.usage import UsageRecord, UsageSource
-from headrace.stores.sqlite import DATABASE_NAME
+from headrace.stores.opening import open_database
 from headrace.stores.usage_report import Group, UsageReport, UsageSum
 
 _CLOCK = SystemClock()
@@ -56,7 +56,7 @@ def _positive(text: str) -> int:
 
 def _usage(arguments: argparse.Namespace) -> None:
     since_s = None if arguments.since is None else durations.unix_s(arguments.since, now_s=_CLOCK.wall_s())
-    report = UsageReport(config.data_directory(arguments.data) / DATABASE_NAME)
+    report = UsageReport(open_database(config.data_directory(arguments.data), must_exist=True))
     try:
         _require_tenant(report, arguments.tenant)
         if arguments.requests:

@@ -4,7 +4,6 @@ Of a key only its HMAC under the pepper is stored, so a copy of the database giv
 """
 
 import secrets
-import sqlite3
 from dataclasses import dataclass
 
 from headrace.core import keys
@@ -12,6 +11,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.tenant import Principal
 from headrace.stores import agreements
+from headrace.stores.database import Database
 
 _NAME_MAX = 200
 _COLUMNS = "id, tenant, environment, name, created_s, expires_s, revoked_s, replaces"
@@ -61,7 +61,7 @@ def check_name(name: str) -> None:
 
 
 def insert(
-    connection: sqlite3.Connection,
+    database: Database,
     pepper: bytes,
     tenant: TenantId,
     environment: str,
@@ -82,7 +82,7 @@ def insert(
     record = KeyRecord(key_id, tenant, environment, name, created_s, expires_s, None, replaces)
     # An id that exists already (once in 2.8 * 10**12 per stored key) breaks the primary key: the command fails and
     # is repeated, which is better than code that nobody ever sees run.
-    connection.execute(
+    database.execute(
         f"INSERT INTO api_key (digest, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?)",
         (
             keys.digest(pepper, secret.encode()),
@@ -98,15 +98,15 @@ def insert(
     return record, secret
 
 
-def select(connection: sqlite3.Connection, where: str = "", values: tuple[str, ...] = ()) -> list[KeyRecord]:
+def select(database: Database, where: str = "", values: tuple[str, ...] = ()) -> list[KeyRecord]:
     """The keys that `where` holds for, the oldest first."""
-    rows = connection.execute(f"SELECT {_COLUMNS} FROM api_key {where} ORDER BY created_s, id", values)
+    rows = database.rows(f"SELECT {_COLUMNS} FROM api_key {where} ORDER BY created_s, id", values)
     return [KeyRecord(*row) for row in rows]
 
 
-def require(connection: sqlite3.Connection, key_id: str) -> KeyRecord:
+def require(database: Database, key_id: str) -> KeyRecord:
     """Raises ConfigError, naming the nearest, when there is no such key."""
-    found = select(connection, "WHERE id = ?", (key_id,))
+    found = select(database, "WHERE id = ?", (key_id,))
     if found:
         return found[0]
     if keys.is_well_formed(key_id.encode()):
@@ -114,5 +114,5 @@ def require(connection: sqlite3.Connection, key_id: str) -> KeyRecord:
         raise ConfigError(
             "keys are named by their id, the 8 characters after `hr_live_` or `hr_test_`, not by the key"
         )
-    known = [key.id for key in select(connection)]
+    known = [key.id for key in select(database)]
     raise ConfigError(f"no key `{key_id}`; {agreements.nearest(key_id, known, see='headrace keys list')}")

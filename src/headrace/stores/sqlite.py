@@ -69,7 +69,7 @@ class SqliteDatabase:
 
 
 def open_database(path: Path, *, must_exist: bool = False) -> sqlite3.Connection:
-    """The connection alone, for stores that don't go by stores.database yet."""
+    """The connection alone, for the ledger, whose writer has statements of its own."""
     return open_file(path, must_exist=must_exist).connection
 
 

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from headrace.core.usage import ExecutionRecord, UsageRecord
-from headrace.stores import sqlite
+from headrace.stores.database import Database, columns
 
 Record = TypeVar("Record", UsageRecord, ExecutionRecord)
 
@@ -21,14 +20,6 @@ class Group(Enum):
     MODEL = "model"
     DAY = "day"  # UTC day of arrival
     OUTCOME = "outcome"
-
-
-_EXPRESSION = {
-    Group.TENANT: "tenant",
-    Group.MODEL: "model",
-    Group.DAY: "date(started_s, 'unixepoch')",
-    Group.OUTCOME: "outcome",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +54,25 @@ _ID_MARGIN_S = 3600.0
 # Aggregates in the order of UsageSum's fields.
 _SUMS = """
     count(*),
-    sum(outcome = 'delivered'), sum(outcome = 'failed'),
-    sum(outcome = 'broken'), sum(outcome = 'cancelled'),
+    count(*) FILTER (WHERE outcome = 'delivered'), count(*) FILTER (WHERE outcome = 'failed'),
+    count(*) FILTER (WHERE outcome = 'broken'), count(*) FILTER (WHERE outcome = 'cancelled'),
     sum(prompt_tokens) FILTER (WHERE usage_source <> 'unknown'),
     sum(cached_tokens) FILTER (WHERE usage_source <> 'unknown'),
     sum(completion_tokens) FILTER (WHERE usage_source <> 'unknown'),
     coalesce(sum(prompt_tokens + completion_tokens) FILTER (WHERE usage_source = 'estimated'), 0),
-    sum(usage_source = 'unknown')
+    count(*) FILTER (WHERE usage_source = 'unknown')
 """
 
 
 class UsageReport:
     """The reading side of the ledger. One thread at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the database. Raises ConfigError when there is none."""
-        self._path = path
-        self._connection = sqlite.open_database(path, must_exist=True)
+    def __init__(self, database: Database) -> None:
+        """Takes over the database, and closes it."""
+        self._database = database
 
     def close(self) -> None:
-        self._connection.close()
+        self._database.close()
 
     def summary(
         self,
@@ -94,9 +84,11 @@ class UsageReport:
     ) -> list[UsageSum]:
         """Sums over the requests that arrived in [since_s, until_s), Unix seconds, sorted by group."""
         assert group_by, "without a group there is no row to name"
-        groups = ", ".join(_EXPRESSION[group] for group in group_by)
+        groups = ", ".join(
+            self._database.utc_day("started_s") if group is Group.DAY else group.value for group in group_by
+        )
         where, values = _where(since_s=since_s, until_s=until_s, tenant=tenant)
-        rows = self._read(
+        rows = self._database.rows(
             f"SELECT {groups}, {_SUMS} FROM usage {where} GROUP BY {groups} ORDER BY {groups}", values
         )
         width = len(group_by)
@@ -107,37 +99,30 @@ class UsageReport:
     ) -> list[UsageRecord]:
         """Single records, the newest first."""
         where, values = _where(since_s=since_s, until_s=None, tenant=tenant)
-        columns = _columns(UsageRecord)
-        rows = self._read(
-            f"SELECT {columns} FROM usage {where} ORDER BY request_id DESC LIMIT ?",
+        rows = self._database.rows(
+            f"SELECT {columns(UsageRecord.__struct_fields__)} FROM usage {where} ORDER BY request_id DESC LIMIT ?",
             [*values, limit],
         )
         return [_record(row, UsageRecord) for row in rows]
 
     def tenants(self) -> list[str]:
         """Every tenant that exists or has used something."""
-        return [name for (name,) in self._read("SELECT name FROM tenant UNION SELECT tenant FROM usage", ())]
+        return [
+            name
+            for (name,) in self._database.rows("SELECT name FROM tenant UNION SELECT tenant FROM usage", ())
+        ]
 
     def executions(self, request_id: str) -> list[ExecutionRecord]:
         """The attempts of one request, in their order."""
-        columns = _columns(ExecutionRecord)
-        rows = self._read(
-            f"SELECT {columns} FROM execution WHERE request_id = ? ORDER BY attempt", [request_id]
+        rows = self._database.rows(
+            f"SELECT {columns(ExecutionRecord.__struct_fields__)} FROM execution WHERE request_id = ? ORDER BY attempt",
+            [request_id],
         )
         return [_record(row, ExecutionRecord) for row in rows]
 
-    def _read(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-        with sqlite.as_config_error(self._path):
-            return self._connection.execute(statement, tuple(values)).fetchall()
-
-
-def _columns(kind: type[msgspec.Struct]) -> str:
-    """Quoted, because `user` is a word of SQL's own."""
-    return ", ".join(f'"{name}"' for name in kind.__struct_fields__)
-
 
 def _record(row: tuple[Any, ...], kind: type[Record]) -> Record:
-    # Not strict, because SQLite has no booleans: 0 and 1 become what the field wants.
+    # Not strict, because our databases hold no booleans: 0 and 1 become what the field wants.
     return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind, strict=False)
 
 
