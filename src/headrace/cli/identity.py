@@ -1,6 +1,8 @@
 """What do the commands about tenants and keys share? The store, the wait for a change to be in force, and a word beside it."""
 
 import argparse
+import os
+import pwd
 import sys
 import time
 from collections.abc import Iterator
@@ -20,11 +22,22 @@ IN_FORCE_LIMIT_S = 5.0
 @contextmanager
 def store(arguments: argparse.Namespace, *, must_exist: bool) -> Iterator[TenantStore]:
     """The store of the data directory on the command line."""
-    opened = tenants.open_tenants(config.data_directory(arguments.data), clock=CLOCK, must_exist=must_exist)
+    data = config.data_directory(arguments.data)
+    opened = tenants.open_tenants(data, clock=CLOCK, actor=actor(), must_exist=must_exist)
     try:
         yield opened
     finally:
         opened.close()
+
+
+def actor() -> str:
+    """Who runs this command, as the audit log names people: by the user of the operating system, whatever the environment
+    says."""
+    number = os.getuid()
+    try:
+        return f"cli:{pwd.getpwuid(number).pw_name}"
+    except KeyError:  # a container's user may have no name
+        return f"cli:{number}"
 
 
 def in_force(arguments: argparse.Namespace, revision: int) -> str:

@@ -44,14 +44,12 @@ def add(commands: Any) -> None:
     )
     shape.add_argument("--requests", action="store_true", help="list single requests, the newest first")
     parser.add_argument(
-        "--limit", type=_positive, default=100, metavar="N", help="with --requests: how many (default: 100)"
+        "--limit",
+        type=common.positive,
+        default=100,
+        metavar="N",
+        help="with --requests: how many (default: 100)",
     )
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number, at least 1")
-    return int(text)
 
 
 def _usage(arguments: argparse.Namespace) -> None:

@@ -43,6 +43,10 @@ class KeyRecord:
             return "revoked"
         return "expired" if self.expires_s is not None and self.expires_s <= now_s else "active"
 
+    def facts(self) -> dict[str, object]:
+        """What was decided about it when it was made, for the audit log."""
+        return {"name": self.name, "environment": self.environment, "expires_s": self.expires_s}
+
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:

@@ -220,6 +220,29 @@ def append_only_gone(table: str) -> Dialects:
     return Dialects(sqlite=(), postgres=(f"DROP FUNCTION {table}_append_only()",))
 
 
+_AUDIT = """
+CREATE TABLE audit (
+    number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
+    at_s REAL NOT NULL,
+    actor TEXT NOT NULL,
+    action TEXT NOT NULL,
+    target TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    changes TEXT NOT NULL,
+    digest BLOB NOT NULL CHECK (length(digest) = 32)
+) STRICT
+"""
+
+# One row: the number and the digest of the newest entry, so that a log that lost its end is found out.
+_AUDIT_HEAD = """
+CREATE TABLE audit_head (
+    "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
+    number INTEGER NOT NULL,
+    digest BLOB
+) STRICT
+"""
+
+
 # The attempts that made an answer go back to rows of their own.
 _SERVED_AS_ROWS = """
 INSERT INTO execution (request_id, attempt, replica, generation, started_s, duration_s, ttft_s, outcome, upstream_status,
@@ -332,5 +355,17 @@ MIGRATIONS: tuple[Migration, ...] = (
         up=("ALTER TABLE tenant ADD COLUMN terms TEXT NOT NULL DEFAULT '{}'",),
         down=("ALTER TABLE tenant DROP COLUMN terms",),
         loses=(Loss("tenant WHERE terms <> '{}'", "tenants with terms of their own"),),
+    ),
+    Migration(
+        "audit log",
+        up=(
+            _AUDIT,
+            "CREATE INDEX audit_by_tenant ON audit (tenant, number)",
+            append_only("audit"),
+            _AUDIT_HEAD,
+            'INSERT INTO audit_head ("only", number) VALUES (1, 0)',
+        ),
+        down=("DROP TABLE audit_head", "DROP TABLE audit", append_only_gone("audit")),
+        loses=(Loss("audit", "entries of the audit log"),),
     ),
 )

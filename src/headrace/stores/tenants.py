@@ -1,5 +1,6 @@
 """Who may call, and what is agreed with them? Tenants at rest, and all that may be done with them and their keys."""
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.ids import TenantId
 from headrace.core.tenant import PRIORITIES, Principal, TenantLimits, TenantShare
-from headrace.stores import agreements, keys, opening, pepper
+from headrace.stores import agreements, audit, keys, opening, pepper
 from headrace.stores.agreements import Agreement, LimitOverrides
+from headrace.stores.audit import Act, Action
 from headrace.stores.database import Database
 from headrace.stores.keys import KeyEntry, KeyRecord
 
@@ -31,19 +33,33 @@ class TenantRecord:
 
 
 class TenantStore:
-    """Tenants and keys in a database; safe to call from several threads, and beside other processes."""
+    """Tenants and keys; safe to call from several threads, and beside other processes.
 
-    def __init__(self, database: Database, pepper: bytes, *, clock: Clock) -> None:
-        """Takes over the database, and closes it. Raises ConfigError when its keys were made with another pepper."""
+    Every change is in the audit log, in the same transaction, as an act of the store's actor.
+    """
+
+    def __init__(self, database: Database, pepper: bytes, *, clock: Clock, actor: str = "service") -> None:
+        """Takes the database over. Raises ConfigError when its keys were made with another pepper.
+
+        Args:
+            actor: Who acts; see stores.audit.Act.
+        """
         self._database = database
         self._pepper = pepper
         self._clock = clock
+        self._actor = actor
         self._seen: int | None = None
         try:
             self._check_pepper()
         except BaseException:
             database.close()
             raise
+
+    def on_behalf_of(self, actor: str) -> "TenantStore":
+        """The same store, for what somebody else does; only the first one is closed."""
+        other = copy.copy(self)
+        other._actor = actor
+        return other
 
     def close(self) -> None:
         self._database.close()
@@ -68,6 +84,12 @@ class TenantStore:
                 f"INSERT INTO tenant (name, created_s, {_AGREED}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (name, record.created_s, *_row(agreement)),
             )
+            self._record(
+                Action.TENANT_CREATE,
+                name,
+                tenant=name,
+                changes=audit.differences(Agreement().values(), agreement.values()),
+            )
         return record
 
     def has_tenant(self, name: str) -> bool:
@@ -79,10 +101,13 @@ class TenantStore:
         with self._database.transaction():
             old = _require_tenant(self._database, name)
             agreement = old.agreement.changed(given)
-            self._database.execute(
-                f"UPDATE tenant SET ({_AGREED}) = (?, ?, ?, ?, ?, ?, ?) WHERE name = ?",
-                (*_row(agreement), name),
-            )
+            changes = audit.differences(old.agreement.values(), agreement.values())
+            if changes:
+                self._database.execute(
+                    f"UPDATE tenant SET ({_AGREED}) = (?, ?, ?, ?, ?, ?, ?) WHERE name = ?",
+                    (*_row(agreement), name),
+                )
+                self._record(Action.TENANT_CHANGE, name, tenant=name, changes=changes)
         return TenantRecord(old.name, old.created_s, agreement)
 
     def tenant(self, name: str) -> TenantRecord:
@@ -107,7 +132,7 @@ class TenantStore:
             _require_tenant(self._database, tenant)
             now_s = self._clock.wall_s()
             expires_s = None if lifetime_s is None else now_s + lifetime_s
-            return keys.insert(
+            record, secret = keys.insert(
                 self._database,
                 self._pepper,
                 TenantId(tenant),
@@ -116,6 +141,13 @@ class TenantStore:
                 created_s=now_s,
                 expires_s=expires_s,
             )
+            self._record(
+                Action.KEY_CREATE,
+                record.id,
+                tenant=tenant,
+                changes=audit.differences({}, record.facts()),
+            )
+            return record, secret
 
     def keys(self, tenant: str | None = None) -> list[KeyRecord]:
         """All keys, or those of one tenant, the oldest first; revoked and expired ones too."""
@@ -128,11 +160,13 @@ class TenantStore:
     def revoke(self, key_id: str) -> KeyRecord:
         """Ends a key now; a key revoked before keeps its first time."""
         with self._database.transaction():
-            keys.require(self._database, key_id)
+            old = keys.require(self._database, key_id)
+            if old.revoked_s is not None:
+                return old
             self._database.execute(
-                "UPDATE api_key SET revoked_s = ? WHERE id = ? AND revoked_s IS NULL",
-                (self._clock.wall_s(), key_id),
+                "UPDATE api_key SET revoked_s = ? WHERE id = ?", (self._clock.wall_s(), key_id)
             )
+            self._record(Action.KEY_REVOKE, key_id, tenant=old.tenant)
             return keys.require(self._database, key_id)
 
     def rotate(self, key_id: str, *, overlap_s: float) -> tuple[KeyRecord, str]:
@@ -145,7 +179,7 @@ class TenantStore:
             ends_s = now_s + overlap_s if old.expires_s is None else min(now_s + overlap_s, old.expires_s)
             self._database.execute("UPDATE api_key SET expires_s = ? WHERE id = ?", (ends_s, key_id))
             expires_s = None if old.expires_s is None else now_s + (old.expires_s - old.created_s)
-            return keys.insert(
+            record, secret = keys.insert(
                 self._database,
                 self._pepper,
                 old.tenant,
@@ -155,6 +189,13 @@ class TenantStore:
                 expires_s=expires_s,
                 replaces=old.id,
             )
+            self._record(
+                Action.KEY_ROTATE,
+                key_id,
+                tenant=old.tenant,
+                changes={"expires_s": (old.expires_s, ends_s), "replaced_by": (None, record.id)},
+            )
+            return record, secret
 
     def key_ring(self, defaults: TenantLimits, *, workers: int = 1) -> dict[bytes, KeyEntry]:
         """Every key that isn't revoked or expired, by its digest, for the gateway to look up callers in.
@@ -197,6 +238,28 @@ class TenantStore:
         with self._database.snapshot():
             return self._seen != _revision(self._database)
 
+    def audit_entries(
+        self, *, since_s: float = 0.0, tenant: str = "", after: int = 0, limit: int = 1000
+    ) -> list[audit.Entry]:
+        """See stores.audit.entries."""
+        return audit.entries(self._database, since_s=since_s, tenant=tenant, after=after, limit=limit)
+
+    def verify_audit(self, *, head: str = "") -> audit.Verdict:
+        """See stores.audit.verify."""
+        return audit.verify(self._database, head=head)
+
+    def _record(
+        self,
+        action: Action,
+        target: str,
+        *,
+        tenant: str = "",
+        changes: Mapping[str, tuple[object, object]] | None = None,
+    ) -> None:
+        """Puts an act of this transaction into the audit log."""
+        act = Act(self._clock.wall_s(), self._actor, action, target, tenant, changes or {})
+        audit.record(self._database, act)
+
     def _check_pepper(self) -> None:
         check = key_format.digest(self._pepper, _PEPPER_CHECK)
         with self._database.transaction():
@@ -210,7 +273,9 @@ class TenantStore:
             self._database.execute("UPDATE tenancy SET pepper_check = ?", (check,))
 
 
-def open_tenants(data: Path, *, clock: Clock, must_exist: bool = False) -> TenantStore:
+def open_tenants(
+    data: Path, *, clock: Clock, actor: str = "service", must_exist: bool = False
+) -> TenantStore:
     """The store of that data directory, with its pepper; `must_exist` as for stores.opening.open_database."""
     database = opening.open_database(data, must_exist=must_exist)
     try:
@@ -218,7 +283,7 @@ def open_tenants(data: Path, *, clock: Clock, must_exist: bool = False) -> Tenan
     except BaseException:
         database.close()
         raise
-    return TenantStore(database, secret, clock=clock)
+    return TenantStore(database, secret, clock=clock, actor=actor)
 
 
 def _row(agreement: Agreement) -> tuple[int | str | None, ...]:
@@ -237,7 +302,7 @@ def _row(agreement: Agreement) -> tuple[int | str | None, ...]:
 
 def _revision(database: Database) -> int:
     found = database.row("SELECT revision FROM tenancy")
-    assert found is not None, "its one row is made with the table"
+    assert found is not None, "the schema has made its one row"
     return int(found[0])
 
 
