@@ -6,7 +6,7 @@ from headrace.core import endings, errors
 from headrace.core.endings import ENDINGS, Charge, Ending, Stage
 from headrace.core.ids import KeyId, RequestId, TenantId
 from headrace.core.outcome import AttemptOutcome, Outcome, Reason
-from headrace.core.usage import UsageRecord
+from headrace.core.usage import TokenUsage, UsageRecord, UsageSource
 
 ROWS = list(ENDINGS.values())
 
@@ -90,7 +90,9 @@ def test_nobody_pays_for_what_never_came_except_who_left(row: Ending) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=name)
 def test_a_record_knows_its_charge(row: Ending) -> None:
-    assert record_of(row).charge_rule is row.charge
+    record = record_of(row)
+    assert record.charge_rule is row.charge
+    assert record.usage == TokenUsage(1, 1, 0, UsageSource.FINAL)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.attempt and row.error], ids=name)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
+from headrace.core.usage import TOKENS_MAX, TokenUsage, UsageSource, estimate_tokens
 from headrace.protocols import answers, sse
 from headrace.protocols.assembling import AnswerAssembler
 from tests.protocols.chunks import TEXT, choice, chunk, pieces, usage_of
@@ -350,9 +350,41 @@ def test_a_whole_answer_without_a_count_that_can_be_true_has_an_unknown_one(
 
 
 def test_embeddings_are_an_answer_and_have_no_output() -> None:
-    body = json.dumps({"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 5}}).encode()
-    assert answers.read_whole(body, hides_cached=True) == (body, TokenUsage(5, 0, 0, UsageSource.FINAL))
+    body = json.dumps({"data": [{"embedding": [0.5]}] * 3, "usage": {"prompt_tokens": 5}}).encode()
+    counts = TokenUsage(5, 0, 0, UsageSource.FINAL, units=3)
+    assert answers.read_whole(body, hides_cached=True) == (body, counts)
+    unknown = TokenUsage(source=UsageSource.UNKNOWN, units=1)
+    assert answers.read_whole(b'{"data": [{}]}', hides_cached=True)[1] == unknown
     assert answers.output_bytes(b'{"choices": 7}') == 0
+
+
+@pytest.mark.parametrize(("said", "recorded"), [(3, 3), (0, 0), (None, 0), (-1, 0), (12, 9)])
+def test_reasoning_is_a_part_of_what_was_generated(said: int | None, recorded: int) -> None:
+    """Shown apart, in streams and whole answers alike; a part that is larger than its whole is cut to it."""
+    usage = {
+        "prompt_tokens": 5,
+        "completion_tokens": 9,
+        "completion_tokens_details": {"reasoning_tokens": said},
+    }
+    wanted = TokenUsage(5, 9, 0, UsageSource.FINAL, recorded)
+    body = json.dumps({"choices": [], "usage": usage}).encode()
+    assert counted(body) == wanted
+    assert answers.read_whole(body, hides_cached=True)[1] == wanted
+
+
+@pytest.mark.parametrize("counts", [(TOKENS_MAX + 1, 1), (1, TOKENS_MAX + 1), (10**17, 10**17)])
+def test_more_tokens_than_any_request_can_have_are_not_believed(counts: tuple[int, int]) -> None:
+    """T31: a charge by them would be absurd, or larger than a record holds."""
+    body = json.dumps({"choices": [], "usage": usage_of(*counts)}).encode()
+    assert counted(body).source is UsageSource.UNKNOWN
+    most = json.dumps({"choices": [], "usage": usage_of(TOKENS_MAX, TOKENS_MAX)}).encode()
+    assert counted(most).completion_tokens == TOKENS_MAX
+
+
+@pytest.mark.parametrize("data", ["{}", '{"a": [1]}', '"x"', "1", "true", "null"])
+def test_whatever_stands_in_the_field_for_vectors_beside_choices_is_passed_on(data: str) -> None:
+    body = b'{"choices": [], "data": %b}' % data.encode()
+    assert answers.read_whole(body, hides_cached=True) == (body, TokenUsage(source=UsageSource.UNKNOWN))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import msgspec
 from headrace.core.fleet import Task
 from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal, Priority
+from headrace.core.usage import Unit
 
 
 class Endpoint(StrEnum):
@@ -20,6 +21,11 @@ class Endpoint(StrEnum):
     @property
     def task(self) -> Task:
         return Task.EMBEDDINGS if self is Endpoint.EMBEDDINGS else Task.CHAT
+
+    @property
+    def unit(self) -> Unit | None:
+        """What its answers are counted in beside tokens."""
+        return Unit.VECTOR if self is Endpoint.EMBEDDINGS else None
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):

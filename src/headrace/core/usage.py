@@ -26,6 +26,31 @@ class UsageSource(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Unit(StrEnum):
+    """What a task is counted in beside tokens."""
+
+    VECTOR = "vector"
+    IMAGE = "image"
+    AUDIO_MS = "audio_ms"
+    ACTION_CHUNK = "action_chunk"
+
+    @property
+    def count_max(self) -> int:
+        """More of them in one request can't be true."""
+        return _COUNT_MAX[self]
+
+
+_COUNT_MAX = {
+    Unit.VECTOR: 1_000_000,
+    Unit.IMAGE: 1000,
+    Unit.AUDIO_MS: 100_000_000,
+    Unit.ACTION_CHUNK: 100_000,
+}
+
+TOKENS_MAX = 100_000_000
+"""More tokens in one request can't be true."""
+
+
 class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one request.
 
@@ -34,7 +59,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
         cached_tokens: Prompt tokens reused from the prefix cache, at most prompt_tokens.
         completion_tokens: Generated tokens, summed over choices.
         reasoning_tokens: Those of the completion tokens that the model thought with, at most completion_tokens.
-        units: What the task is counted in beside tokens: vectors of embeddings.
+        units: How many of the endpoint's unit there were, such as vectors; 0 where it has none.
     """
 
     prompt_tokens: int = 0
@@ -84,6 +109,18 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     reasoning_tokens: int = 0
     units: int = 0
     user: str = ""
+
+    @property
+    def usage(self) -> TokenUsage:
+        """The counts by themselves."""
+        return TokenUsage(
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+            UsageSource(self.usage_source),
+            self.reasoning_tokens,
+            self.units,
+        )
 
     @property
     def charge_rule(self) -> Charge:

@@ -204,6 +204,7 @@ class WholeReception(Reception):
             estimate_tokens(self._output_bytes),
             0,
             UsageSource.ESTIMATED,
+            units=self._usage.units,
         )
 
 

@@ -11,8 +11,10 @@ from headrace.core.endings import Ending
 from headrace.core.fleet import Deployment, Replica
 from headrace.core.outcome import AttemptOutcome, Outcome
 from headrace.core.request import InferenceRequest
-from headrace.core.usage import ExecutionRecord, TokenUsage, UsageRecord, UsageSource
+from headrace.core.usage import ExecutionRecord, TokenUsage, Unit, UsageRecord, UsageSource
 from headrace.gateway.delivery import Delivery
+from headrace.policies import charging
+from headrace.policies.prices import PriceBook
 from headrace.telemetry.families import Distribution, Value
 from headrace.telemetry.logs import Field, Log
 from headrace.telemetry.metrics import Metrics
@@ -81,16 +83,22 @@ class _Series:
     reason: str
     is_refused: bool
     is_logged: bool
+    unit: Unit | None
 
 
 class UsageCloser:
-    """Writes records and metrics for requests that have ended."""
+    """Writes records and metrics for requests that have ended.
+
+    Attributes:
+        prices: The price book in force; whoever watches the stores puts a new one here.
+    """
 
     def __init__(self, ledger: RecordSink, metrics: Metrics, log: Log, *, clock: Clock) -> None:
         self._ledger = ledger
         self._metrics = metrics
         self._log = log
         self._clock = clock
+        self.prices = PriceBook()
         self._series: dict[tuple[str, str, Ending], _Series] = {}
 
     def close(self, account: Account, delivery: Delivery) -> None:
@@ -100,7 +108,9 @@ class UsageCloser:
         assert ending is not None, "an account is closed after its delivery has ended"
         total_s = self._clock.now_s() - request.arrived_s
         endpoint, model = str(request.endpoint), request.model
-        series = self._series.get((endpoint, model, ending)) or self._open_series(endpoint, model, ending)
+        series = self._series.get((endpoint, model, ending)) or self._open_series(
+            endpoint, model, ending, unit=request.endpoint.unit
+        )
         series.requests.value += 1
         series.seconds.observe(total_s)
         if series.is_logged:
@@ -131,18 +141,24 @@ class UsageCloser:
                 )
             )  # fmt: skip
         usage, principal = account.usage(), request.principal
+        version, charge_pico = "", 0
+        price = self.prices.find(principal.tenant, model, wall_s=request.arrived_wall_s)
+        if price is not None and price.rates is not None:
+            version = price.version
+            charge_pico = charging.charge(ending.charge, usage, price.rates, unit=series.unit)
         self._ledger.append(
             # By position, in the order of the record: names would cost as much as the record itself.
             UsageRecord(
                 request.id, principal.tenant, principal.key_id, model, account.deployment.revision, endpoint,
                 request.is_streaming, request.arrived_wall_s, series.outcome, series.reason, delivery.status,
                 usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
-                account.queue_wait_s, ttft_s, total_s, len(executions), "", 0, usage.reasoning_tokens, usage.units,
+                account.queue_wait_s, ttft_s, total_s, len(executions),
+                version, charge_pico, usage.reasoning_tokens, usage.units,
             ),
             executions,
         )  # fmt: skip
 
-    def _open_series(self, endpoint: str, model: str, ending: Ending) -> _Series:
+    def _open_series(self, endpoint: str, model: str, ending: Ending, *, unit: Unit | None) -> _Series:
         metrics = self._metrics
         outcome, reason = str(ending.outcome), str(ending.reason)
         series = _Series(
@@ -157,6 +173,7 @@ class UsageCloser:
             reason=reason,
             is_refused=ending.outcome is Outcome.REFUSED,
             is_logged=ending.event is not None,
+            unit=unit,
         )
         if len(self._series) < SERIES_MAX:
             self._series[(endpoint, model, ending)] = series

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
+from headrace.core.usage import TOKENS_MAX, TokenUsage, UsageSource, estimate_tokens
 from headrace.protocols import hiding, mending, sse
 
 
@@ -48,10 +48,15 @@ class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
+class _CompletionDetails(msgspec.Struct, gc=False):
+    reasoning_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
 
 
 class _Timings(msgspec.Struct, gc=False):
@@ -80,10 +85,10 @@ class _Finish(msgspec.Struct, gc=False):
 
 
 class _Whole(msgspec.Struct, gc=False):
-    """Data stays bytes: a batch of embeddings is megabytes of numbers that nobody here reads."""
+    """Each vector stays bytes: a batch of them is megabytes of numbers that nobody here reads."""
 
     choices: list[_Finish] | None = None
-    data: msgspec.Raw = _ABSENT
+    data: list[msgspec.Raw] | dict[str, msgspec.Raw] | str | float | bool | None = None
     usage: _Usage | None = None
     timings: msgspec.Raw = _ABSENT
     error: Any = None
@@ -274,7 +279,7 @@ class StreamedAnswer:
 
 def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
     """Reads a whole 200 answer; returns the body to forward and its usage (source UNKNOWN if none was reported that can
-    be true: no completion tokens beside text can't).
+    be true: no completion tokens beside text can't); its units are the vectors in it.
 
     Raises BadAnswer if it isn't an answer, and ReportedFault if it is an error.
     """
@@ -285,7 +290,8 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
         raise BadAnswer("the body is not a JSON answer") from error
     if whole.error is not None:
         raise ReportedFault(fault_of(whole.error, status=500))
-    if whole.choices is None and not _is_list(whole.data):
+    vectors = whole.data if isinstance(whole.data, list) else None
+    if whole.choices is None and vectors is None:
         raise BadAnswer("the body holds no answer")
     empty: list[mending.Mend] = []
     for place, choice in enumerate(whole.choices or ()):
@@ -304,7 +310,8 @@ def read_whole(body: bytes, *, hides_cached: bool) -> tuple[bytes, TokenUsage]:
             body = hiding.without_cache(body)
     except NOT_JSON as error:
         raise BadAnswer("the body holds what is not JSON") from error
-    return body, usage or TokenUsage(source=UsageSource.UNKNOWN)
+    usage = usage or TokenUsage(source=UsageSource.UNKNOWN)
+    return body, msgspec.structs.replace(usage, units=len(vectors)) if vectors else usage
 
 
 def _cut_timings(payload: bytes) -> bytes | None:
@@ -325,10 +332,6 @@ def _check_text(data: bytes) -> None:
     """Raises UnicodeDecodeError: our decoders don't look into the strings of fields that they don't know; callers' do."""
     if not data.isascii():
         data.decode()
-
-
-def _is_list(raw: msgspec.Raw) -> bool:
-    return memoryview(raw)[:1].tobytes() == b"["
 
 
 def _without_timings(body: bytes) -> bytes:
@@ -408,8 +411,12 @@ def _content_bytes(choice: _Choice) -> int:
 
 def _read_usage(usage: _Usage, source: UsageSource) -> TokenUsage | None:
     details = usage.prompt_tokens_details
-    cached = details.cached_tokens if details is not None and details.cached_tokens is not None else 0
-    return _credible(usage.prompt_tokens, usage.completion_tokens or 0, cached, source)
+    cached = details.cached_tokens if details is not None else None
+    more = usage.completion_tokens_details
+    reasoning = more.reasoning_tokens if more is not None else None
+    return _credible(
+        usage.prompt_tokens, usage.completion_tokens or 0, cached or 0, source, reasoning=reasoning or 0
+    )
 
 
 def _later(known: TokenUsage | None, counted: TokenUsage | None) -> TokenUsage | None:
@@ -419,8 +426,14 @@ def _later(known: TokenUsage | None, counted: TokenUsage | None) -> TokenUsage |
     return known
 
 
-def _credible(prompt: int, completion: int, cached: int, source: UsageSource) -> TokenUsage | None:
-    """The counts, or None where they can't be true; more cached than prompt tokens is cut to them."""
+def _credible(
+    prompt: int, completion: int, cached: int, source: UsageSource, *, reasoning: int = 0
+) -> TokenUsage | None:
+    """The counts, or None where they can't be true; a part that is larger than its whole is cut to it."""
     if prompt < 0 or completion < 0 or (prompt == 0 and completion == 0):
         return None
-    return TokenUsage(prompt, completion, max(0, min(cached, prompt)), source)
+    if prompt > TOKENS_MAX or completion > TOKENS_MAX:
+        return None
+    return TokenUsage(
+        prompt, completion, max(0, min(cached, prompt)), source, max(0, min(reasoning, completion))
+    )
