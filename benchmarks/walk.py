@@ -18,7 +18,7 @@ import uvloop
 
 from benchmarks import machine, table
 from benchmarks.loadgen import Target
-from headrace.app.data_plane import build_gateway
+from headrace.app.gateway_parts import build_gateway
 from headrace.config import Config
 from headrace.core import keys
 from headrace.core.clock import SystemClock

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from headrace.app import data_plane
+from headrace.app import gateway_parts
 from headrace.config import Config
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import TenantId
@@ -156,7 +156,7 @@ def watched(
         limiters.append(WatchedLimiter(history, *arguments, **options))
         return limiters[-1]
 
-    with mock.patch.multiple(data_plane, Dispatcher=dispatcher, TenantLimiter=limiter):
+    with mock.patch.multiple(gateway_parts, Dispatcher=dispatcher, TenantLimiter=limiter):
         yield dispatchers, limiters
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from headrace.app.data_plane import build_gateway
+from headrace.app.gateway_parts import build_gateway
 from headrace.config import AdmissionConfig, Config, HealthConfig, RequestConfig, ServerConfig
 from headrace.core import keys
 from headrace.core.fleet import Deployment, FleetSnapshot, Task

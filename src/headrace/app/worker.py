@@ -20,7 +20,8 @@ import uvloop
 
 from headrace.app import link as wire
 from headrace.app.answers import SharedAnswers
-from headrace.app.data_plane import DataPlane, Lender
+from headrace.app.data_plane import DataPlane
+from headrace.app.gateway_parts import Lender
 from headrace.app.link import Down, Link, LinkRecords
 from headrace.app.process import calm_the_collector, die_with_parent
 from headrace.core.clock import SystemClock

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from headrace.app import link as wire
 from headrace.app.answers import AnswerDesk
-from headrace.app.data_plane import answer_table
+from headrace.app.gateway_parts import answer_table
 from headrace.app.link import Link, Up
 from headrace.app.report import PlaneReport
 from headrace.config import Config

@@ -1,0 +1,189 @@
+"""What is the gateway of one process made of? Its parts, built from the configuration and put together."""
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.config import Config, IdempotencyConfig, MediaConfig, RequestConfig
+from headrace.core.chance import Chance
+from headrace.core.clock import Clock
+from headrace.core.fleet import Replica
+from headrace.core.leases import Asking
+from headrace.engines.outbox import Outbox
+from headrace.gateway.auth import Authenticator
+from headrace.gateway.bodies import BodyReader
+from headrace.gateway.dispatch import Dispatch
+from headrace.gateway.idempotency import AnswerTable, Idempotency, KeptAnswer, OwnAnswers
+from headrace.gateway.intake import Intake
+from headrace.gateway.ladder import Ladder
+from headrace.gateway.leased_dispatch import LeasedDispatch
+from headrace.gateway.media import MediaFetcher, MediaRules
+from headrace.gateway.reading import Deadlines
+from headrace.gateway.server import Gateway, PortLimits
+from headrace.gateway.upstream import RetryRules, Upstream
+from headrace.gateway.usage import RecordSink, UsageCloser
+from headrace.gateway.watch import AttemptLimits
+from headrace.policies.admission import QueueBounds
+from headrace.policies.dispatch import Dispatcher
+from headrace.policies.health import Circuit, HealthRules
+from headrace.policies.idempotency import IdempotencyTable
+from headrace.policies.limits import TenantLimiter
+from headrace.telemetry.logs import Log
+from headrace.telemetry.metrics import Metrics
+
+
+class Records(RecordSink, Protocol):
+    """Where usage records go, and whether they get there."""
+
+    @property
+    def is_behind(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lender:
+    """What a data plane shares that is one of several `workers` on one port; `ask` carries questions to the authority."""
+
+    ask: Callable[[Asking], None]
+    answers: AnswerTable
+    workers: int
+    port: int
+
+
+def build_gateway(
+    config: Config,
+    *,
+    auth: Authenticator,
+    records: Records,
+    ladder: Ladder | None,
+    metrics: Metrics,
+    log: Log,
+    clock: Clock,
+    chance: Chance,
+    lender: Lender | None = None,
+) -> Gateway:
+    """The gateway with all that it owns, on whatever loop runs, clock ticks and ledger takes its records."""
+    request = config.request
+    outbox = Outbox()
+    return Gateway(
+        auth=auth,
+        outbox=outbox,
+        dispatch=_build_dispatch(config, lender, log=log, clock=clock, chance=chance),
+        upstream=Upstream(
+            rules=_retry_rules(request),
+            limits=AttemptLimits(
+                request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
+            ),
+            outbox=outbox,
+            metrics=metrics,
+            log=log,
+            clock=clock,
+            chance=chance,
+        ),
+        usage=UsageCloser(records, metrics, log, clock=clock),
+        intake=Intake(BodyReader(clock=clock), MediaFetcher(_media_rules(config.media), clock=clock)),
+        idempotency=Idempotency(
+            OwnAnswers(answer_table(config.idempotency)) if lender is None else lender.answers,
+            metrics=metrics,
+            clock=clock,
+        ),
+        limits=PortLimits(
+            connections_max=config.server.connections_max,
+            header_timeout_s=config.server.header_timeout_s,
+            idle_timeout_s=config.server.idle_timeout_s,
+            write_stall_limit_s=request.write_stall_limit_s,
+            body_bytes_per_s_min=config.server.body_bytes_per_s_min,
+            body_bytes_max=config.server.body_bytes_max,
+            websocket_origins=frozenset(
+                origin.lower().encode() for origin in config.server.websocket_origins
+            ),
+            deadlines=Deadlines(default_s=request.deadline_s, max_s=request.deadline_max_s),
+            heartbeat_s=request.heartbeat_s,
+        ),
+        accepts_work=lambda: not records.is_behind,
+        ladder=ladder,
+        metrics=metrics,
+        log=log,
+        clock=clock,
+        chance=chance,
+    )
+
+
+def answer_table(idempotency: IdempotencyConfig) -> IdempotencyTable[KeptAnswer]:
+    """An empty table with the configured bounds."""
+    return IdempotencyTable(
+        ttl_s=idempotency.keep_s,
+        entries_max=idempotency.keys_max,
+        bytes_max=idempotency.bytes_max,
+        answer_bytes_max=min(idempotency.answer_bytes_max, idempotency.bytes_max),
+        size_of=lambda answer: answer.size,
+    )
+
+
+def _retry_rules(request: RequestConfig) -> RetryRules:
+    return RetryRules(
+        attempts_max=request.attempts_max,
+        ratio=request.retry_ratio,
+        floor_per_s=request.retry_floor_per_s,
+        backoff_s=request.retry_backoff_s,
+    )
+
+
+def _health_rules(config: Config) -> HealthRules:
+    request, health = config.request, config.health
+    return HealthRules(
+        failures_to_eject=health.failures_to_eject,
+        ejection_s=health.ejection_s,
+        ejection_max_s=health.ejection_max_s,
+        slow_start_s=health.slow_start_s,
+        rest_s=health.rest_s,
+        quiet_s=health.quiet_s,
+        silence_limit_s=request.stall_limit_s,
+        silence_max_s=max(request.stall_limit_s, request.first_event_limit_s),
+    )
+
+
+def _build_dispatch(
+    config: Config, lender: Lender | None, *, log: Log, clock: Clock, chance: Chance
+) -> Dispatch:
+    admission = config.admission
+    dispatcher = Dispatcher(
+        bounds=QueueBounds(admission.queue_length_max, admission.queue_bytes_max, admission.queue_wait_max_s),
+        health=_health_rules(config),
+        chance=chance,
+        is_adaptive=admission.adaptive_concurrency,
+        is_leased=lender is not None,
+    )
+
+    def circuit_changed(replica: Replica, circuit: Circuit) -> None:
+        event = "replica.ejected" if circuit is Circuit.OPEN else "replica.returned"
+        log.event(event, replica=replica.id, generation=replica.generation)
+
+    if lender is None:
+        return Dispatch(
+            dispatcher,
+            TenantLimiter(),
+            clock=clock,
+            queue_wait_max_s=admission.queue_wait_max_s,
+            on_circuit=circuit_changed,
+        )
+    return LeasedDispatch(
+        dispatcher,
+        send=lender.ask,
+        workers=lender.workers,
+        queue_length_max=admission.queue_length_max,
+        queue_wait_max_s=admission.queue_wait_max_s,
+        on_circuit=circuit_changed,
+        clock=clock,
+    )
+
+
+def _media_rules(config: MediaConfig) -> MediaRules:
+    return MediaRules(
+        may_fetch=config.urls == "fetch",
+        bytes_max=config.bytes_max,
+        time_s=config.time_s,
+        redirects_max=config.redirects_max,
+        fetches_max=config.fetches_max,
+        networks=tuple(map(ipaddress.ip_network, config.networks)),
+    )
