@@ -178,6 +178,8 @@ class TenantDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_minute: int = 600
     requests_burst: int = 60
     concurrency_max: int = 64
+    tokens_per_minute: int = 0
+    tokens_burst: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -388,6 +390,8 @@ _AT_LEAST: dict[str, float] = {
     "tenant_defaults.requests_per_minute": 0,
     "tenant_defaults.requests_burst": 1,
     "tenant_defaults.concurrency_max": 0,
+    "tenant_defaults.tokens_per_minute": 0,
+    "tenant_defaults.tokens_burst": 0,
     "engine.slots": 1,
     "engine.context_tokens": 256,
     "engine.threads": 0,

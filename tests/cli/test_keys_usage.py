@@ -115,7 +115,7 @@ def test_the_shares_of_tenants_are_set_and_listed_and_what_is_not_given_stays(sh
     ]
     assert shares == [["high", 3, 2], ["normal", 1, 0]]
     _, table, _ = shell.run("tenants list")
-    assert [row.split()[4:7] for row in table.splitlines()[1:]] == [["high", "3", "2"], ["normal", "1", "0"]]
+    assert [row.split()[5:8] for row in table.splitlines()[1:]] == [["high", "3", "2"], ["normal", "1", "0"]]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """A tenant's limits: what is refused, with which words, and that waiting as told is enough."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cli.main import main
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConcurrencyLimited, RateLimited
 from headrace.core.ids import KeyId, TenantId
@@ -248,3 +251,61 @@ def test_changed_limits_are_in_force_within_two_seconds(limited: Edge) -> None:
     changed_s = time.monotonic()
     wait_until(lambda: limited.service.chat(key)[0] == 200, what="the new limit")
     assert time.monotonic() - changed_s < 10.0  # 2 s, and a machine that others use
+
+
+@pytest.mark.slow
+def test_tokens_are_taken_for_the_longest_answer_and_what_was_not_used_comes_back(limited: Edge) -> None:
+    """The headers show what is held while the answer is made; the next request finds the rest again."""
+    key = limited.service.key("thrifty", tokens_per_minute=60, tokens_burst=1000)
+    seen = []
+    for _ in range(4):
+        status, headers, body = limited.service.chat(key, max_tokens=900)
+        assert status == 200
+        used = json.loads(body)["usage"]["total_tokens"]
+        seen.append((int(headers["x-ratelimit-remaining-tokens"]), used))
+        assert headers["x-ratelimit-limit-tokens"] == "1000"
+        assert headers["x-ratelimit-reset-tokens"].endswith("s")
+    assert seen[0][0] < 100
+    # From the first to the last only what was really used is missing, and a token came each second.
+    spent = sum(used for _, used in seen[:-1])
+    assert seen[0][0] - spent <= seen[-1][0] <= seen[0][0] - spent + 30
+    status, headers, body = limited.service.chat(key, max_tokens=1000)
+    assert (status, json.loads(body)["error"]["param"]) == (400, "max_tokens")
+    assert limited.service.metric("headrace_refusals_total", reason="tokens_over_limit") == 1
+    assert headers["x-should-retry"] == "false"
+    limited.service.cli("tenants", "set", "thrifty", "--tokens-per-minute", "1", "--tokens-burst", "950")
+    while limited.service.chat(key, max_tokens=900)[0] == 200:
+        pass
+    status, headers, body = limited.service.chat(key, max_tokens=900)
+    assert (status, headers["x-headrace-reason"]) == (429, "rate_limited")
+    assert int(headers["retry-after"]) > 1
+    assert "1 tokens a minute" in json.loads(body)["error"]["message"]
+    assert limited.service.metric("headrace_refusals_total", reason="tokens_limited") >= 2
+
+
+@pytest.mark.slow
+def test_a_models_limit_holds_beside_the_tenants_for_that_model_alone(limited: Edge) -> None:
+    key = limited.service.key("choosy", requests_per_minute=600, requests_burst=50)
+    text = "scripted:requests_per_minute=1,requests_burst=2 other:concurrency_max=1"
+    limited.service.cli("tenants", "set", "choosy", "--model-limits", text)
+    answers = [limited.service.chat(key) for _ in range(3)]
+    assert [status for status, _, _ in answers] == [200, 200, 429]
+    assert answers[0][1]["x-ratelimit-limit-requests"] == "2"  # the tightest
+    assert "requests a minute for this model" in json.loads(answers[2][2])["error"]["message"]
+    assert limited.service.metric("headrace_refusals_total", reason="model_rate_limited") == 1
+    listed = json.loads(limited.service.cli("tenants", "list", "--json").stdout)
+    [tenant] = [row for row in listed if row["tenant"] == "choosy"]
+    assert tenant["model_limits"]["other"] == {"concurrency_max": 1}
+    limited.service.cli("tenants", "set", "choosy", "--model-limits", "none")
+    assert limited.service.chat(key)[1]["x-ratelimit-limit-requests"] == "50"
+
+
+@pytest.mark.parametrize(
+    "text", ["requests_per_minute=1", "small:requests=1", "small:tokens_per_minute=-1", "small", "a:b=1,b=2"]
+)
+def test_limits_that_make_no_sense_are_refused_with_what_would_be_accepted(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["tenants", "create", "acme", "--model-limits", text, "--data", str(tmp_path)])
+    assert "tokens_per_minute" in capsys.readouterr().err

@@ -279,4 +279,10 @@ def _certificate_files(server: ServerConfig) -> CertificateFiles | None:
 
 def _default_limits(config: Config) -> TenantLimits:
     defaults = config.tenant_defaults
-    return TenantLimits(defaults.requests_per_minute, defaults.requests_burst, defaults.concurrency_max)
+    return TenantLimits(
+        defaults.requests_per_minute,
+        defaults.requests_burst,
+        defaults.concurrency_max,
+        defaults.tokens_per_minute,
+        defaults.tokens_burst,
+    )

@@ -13,14 +13,14 @@ from headrace.config import Config
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.leases import (
-    AskTokens,
+    AskRate,
     Deny,
     Grant,
+    GrantRate,
     Recall,
     Return,
-    ReturnTokens,
+    ReturnRate,
     Sated,
-    Tokens,
     Want,
 )
 from headrace.core.usage import ExecutionRecord, UsageRecord
@@ -166,8 +166,8 @@ Up = (
     | Drained
     | Want
     | Return
-    | AskTokens
-    | ReturnTokens
+    | AskRate
+    | ReturnRate
 )
 Down = (
     Start
@@ -182,7 +182,7 @@ Down = (
     | Recall
     | Sated
     | Deny
-    | Tokens
+    | GrantRate
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -26,7 +26,7 @@ from headrace.app.link import Down, Link, LinkRecords
 from headrace.app.process import calm_the_collector, die_with_parent
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, leaves
-from headrace.core.leases import Deny, Grant, Recall, Sated, Tokens
+from headrace.core.leases import Deny, Grant, GrantRate, Recall, Sated
 from headrace.telemetry.logs import Log
 from headrace.telemetry.merging import state_of
 from headrace.telemetry.metrics import Metrics
@@ -146,7 +146,7 @@ class Worker:
                 self._answers.received(message)
             case wire.Found(replica):
                 plane.found(replica)
-            case Grant() | Recall() | Sated() | Deny() | Tokens():
+            case Grant() | Recall() | Sated() | Deny() | GrantRate():
                 plane.lent(message)
             case _:
                 assert_never(message)

@@ -21,7 +21,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
-from headrace.core.leases import AskTokens, Return, ReturnTokens, Want
+from headrace.core.leases import AskRate, Return, ReturnRate, Want
 from headrace.gateway.listener import reserve_port
 from headrace.policies.restart import RestartPolicy
 from headrace.stores.ledger import Ledger
@@ -322,7 +322,7 @@ class Workers:
     def _received(self, seat: _Seat, message: Up) -> None:
         seat.heard_s = self._clock.now_s()
         match message:
-            case Want() | Return() | AskTokens() | ReturnTokens():
+            case Want() | Return() | AskRate() | ReturnRate():
                 self._authority.received(seat.number, message)
             case wire.Begin() | wire.Keep() | wire.Drop():
                 begun = self._answers.received(seat.number, message)

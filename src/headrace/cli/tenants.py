@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.cli import common, durations, identity
+from headrace.cli import common, durations, identity, limit_text
 from headrace.core.tenant import PRIORITIES, WEIGHT_MAX
 from headrace.stores import agreements
 from headrace.stores.tenants import TenantRecord
@@ -61,6 +61,27 @@ OPTIONS = (
         "N",
         "requests in progress; 0 means no limit",
         heading="concurrency",
+    ),
+    Option(
+        "--tokens-per-minute",
+        "tokens_per_minute",
+        "N",
+        "sustained rate of tokens, prompts and answers together; 0 means no limit",
+        heading="tokens/min",
+    ),
+    Option(
+        "--tokens-burst",
+        "tokens_burst",
+        "N",
+        "tokens that may come at once, and so the most of one request; 0 means those of a minute",
+    ),
+    Option(
+        "--model-limits",
+        "model_limits",
+        "TEXT",
+        "limits for single models: `MODEL:LIMITS`, separated by blanks, with LIMITS such as"
+        " tokens_per_minute=20000,concurrency_max=4; `none` for none (default: none)",
+        read=limit_text.model_limits,
     ),
     Option(
         "--class",
@@ -196,7 +217,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _cell(value: object, field: str) -> object:
-    if value is None and field in agreements.LIMIT_FIELDS:
+    if value is None and (field in agreements.LIMIT_FIELDS or field in agreements.TOKEN_FIELDS):
         return "default"
     return "-" if value == "" else value
 

@@ -1,4 +1,4 @@
-"""Who lends the workers what they share? The authority: every tenant's rate and concurrency, every queue, every slot.
+"""Who lends the workers what they share? The authority: every rate and concurrency, every queue, every slot.
 
 It decides with policies/leases.py and answers over the workers' links. What a lost worker held is back at once.
 """
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot
-from headrace.core.ids import TenantId
 from headrace.core.leases import (
     Asking,
-    AskTokens,
+    AskRate,
     Lending,
     PoolKey,
     PoolKind,
+    RateKey,
     Return,
-    ReturnTokens,
+    ReturnRate,
     Want,
     WorkerId,
     slots_of,
@@ -35,7 +35,7 @@ class Authority:
     """Lends to the workers that have `joined`. State: the pools and rates, the newest revision of each pool's limit, and
     the pools in which a worker waits for what others answer.
 
-    Pools of tenants and queues exist once they were asked for, so they are bounded by the number of both.
+    Pools and rates of limits, and of queues, exist once they were asked for, so they are bounded by the number of both.
 
     Args:
         workers: How many workers there are to be, alive or not: what an even share is.
@@ -47,7 +47,7 @@ class Authority:
         self._senders: dict[WorkerId, Send] = {}
         self._pools: dict[PoolKey, Pool] = {}
         self._revisions: dict[PoolKey, int] = {}
-        self._rates: dict[TenantId, LentRate] = {}
+        self._rates: dict[RateKey, LentRate] = {}
         self._waiting: set[PoolKey] = set()
 
     def joined(self, worker: WorkerId, send: Send) -> None:
@@ -59,7 +59,8 @@ class Authority:
                 self._tell(pool.offer(worker))
 
     def lost(self, worker: WorkerId) -> None:
-        """The worker is gone, and with it everything that it held, except tokens, which its last second has used."""
+        """The worker is gone, and with it everything that it held, except parts of rates, which
+        its last second has used."""
         if self._senders.pop(worker, None) is None:
             return
         for pool in list(self._pools.values()):
@@ -85,15 +86,15 @@ class Authority:
                 pool = self._pool(key)
                 self._tell(pool.returned(worker, count, slots))
                 self._forget(pool)
-            case AskTokens(tenant):
+            case AskRate(key):
                 now_s = self._clock.now_s()
-                rate = self._rates.get(tenant)
+                rate = self._rates.get(key)
                 if rate is None:
-                    rate = self._rates[tenant] = LentRate(message, workers=self._workers, now_s=now_s)
+                    rate = self._rates[key] = LentRate(message, workers=self._workers, now_s=now_s)
                 self._tell([(worker, rate.ask(message, now_s=now_s))])
-            case ReturnTokens(tenant, count):
-                if tenant in self._rates:
-                    self._rates[tenant].returned(count)
+            case ReturnRate(key, count):
+                if key in self._rates:
+                    self._rates[key].returned(count, now_s=self._clock.now_s())
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Slots come and go with their replicas. The workers have the snapshot already.

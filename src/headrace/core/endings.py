@@ -166,10 +166,34 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
     _refused(Reason.NOT_FOUND, errors.NotFound, "no such path"),
     _refused(Reason.BODY_TOO_SLOW, errors.BodyTooSlow, "head or body came too slowly"),
     _refused(Reason.PAYLOAD_TOO_LARGE, errors.PayloadTooLarge, "the body is over the limit of its route"),
-    # Its tenant's limits.
+    # The limits that it falls under.
     _refused(Reason.RATE_LIMITED, errors.RateLimited, "the tenant's request rate is spent"),
+    _refused(Reason.TOKENS_LIMITED, errors.RateLimited, "too few of the tenant's tokens are left for it"),
     _refused(
         Reason.CONCURRENCY_LIMITED, errors.ConcurrencyLimited, "the tenant has enough requests in progress"
+    ),
+    _refused(Reason.KEY_RATE_LIMITED, errors.RateLimited, "the key's request rate is spent"),
+    _refused(Reason.KEY_TOKENS_LIMITED, errors.RateLimited, "too few of the key's tokens are left for it"),
+    _refused(
+        Reason.KEY_CONCURRENCY_LIMITED, errors.ConcurrencyLimited, "the key has enough requests in progress"
+    ),
+    _refused(
+        Reason.MODEL_RATE_LIMITED, errors.RateLimited, "the tenant's request rate for the model is spent"
+    ),
+    _refused(
+        Reason.MODEL_TOKENS_LIMITED,
+        errors.RateLimited,
+        "too few of the tenant's tokens for the model are left for it",
+    ),
+    _refused(
+        Reason.MODEL_CONCURRENCY_LIMITED,
+        errors.ConcurrencyLimited,
+        "the tenant has enough requests for the model in progress",
+    ),
+    _refused(
+        Reason.TOKENS_OVER_LIMIT,
+        errors.InvalidRequest,
+        "it asks for more tokens than a limit ever lets come at once",
     ),
     # Our own.
     _refused(Reason.QUEUE_FULL, errors.Saturated, "the queue is full"),

@@ -1,4 +1,4 @@
-"""What workers borrow from the authority, and the messages about it: requests of a tenant's rate, places, slots.
+"""What workers borrow from the authority, and the messages about it: parts of rates, places, slots.
 
 A worker decides on what it holds, without asking. What nobody holds is the authority's to lend; so the sum over all workers
 never passes a limit, whatever is on its way between them.
@@ -10,7 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.core.fleet import Replica
-from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.ids import ReplicaId
+from headrace.core.tenant import RateUnit
 
 WorkerId = int
 
@@ -24,12 +25,20 @@ class PoolKind(StrEnum):
 
 
 class PoolKey(NamedTuple):
-    """Which pool: the concurrency of a tenant, the queue of a model, or the slots of a replica, whichever model is asked for."""
+    """Which pool: the concurrency of a limit's subject (see policies/levels.py), the queue of a model, or the slots of a
+    replica, whichever model is asked for."""
 
     kind: PoolKind
     name: str
     replica: ReplicaId = ReplicaId("")
     generation: int = 0
+
+
+class RateKey(NamedTuple):
+    """Which rate: that of a limit's subject, in requests or in tokens."""
+
+    unit: RateUnit
+    subject: str
 
 
 def slots_of(replica: Replica) -> PoolKey:
@@ -64,21 +73,23 @@ class Return(msgspec.Struct, frozen=True, array_like=True, tag=2):
     slots: list[LentSlot] = []
 
 
-class AskTokens(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Up: `count` requests wait for a token of the tenant's rate, and `ahead` more are expected soon."""
+class AskRate(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Up: `count` of a rate is waited for, of which less than `least` is of no use, and `ahead` more is expected to be soon."""
 
-    tenant: TenantId
+    key: RateKey
     count: int
+    least: int
     ahead: int
-    requests_per_minute: int
-    requests_burst: int
+    per_minute: int
+    burst: int
     revision: int
 
 
-class ReturnTokens(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Up: tokens that were not used in time; a negative count was used without a lease, while the authority was silent."""
+class ReturnRate(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Up: what was not used, or not in time; negative what was used without a lease, while the authority was silent, or
+    beyond what had been taken for it."""
 
-    tenant: TenantId
+    key: RateKey
     count: int
 
 
@@ -111,20 +122,18 @@ class Deny(msgspec.Struct, frozen=True, array_like=True, tag=8):
     key: PoolKey
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Down: requests of the tenant's rate.
+class GrantRate(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Down: a part of a rate.
 
     Attributes:
-        count: How many this worker may admit within the lease's time; 0: the limit is spent.
+        count: How much this worker may admit within the lease's time; 0: too little is left.
         left: What the authority's bucket holds after this.
-        retry_after_s: When it holds one more, if count is 0.
     """
 
-    tenant: TenantId
+    key: RateKey
     count: int
     left: float
-    retry_after_s: float = 0.0
 
 
-Asking = Want | Return | AskTokens | ReturnTokens
-Lending = Grant | Recall | Sated | Deny | Tokens
+Asking = Want | Return | AskRate | ReturnRate
+Lending = Grant | Recall | Sated | Deny | GrantRate

@@ -73,9 +73,17 @@ class Reason(StrEnum):
     BODY_TOO_SLOW = "body_too_slow"
     PAYLOAD_TOO_LARGE = "payload_too_large"
 
-    # Its tenant's limits.
+    # Its tenant's limits, its key's, and those of its tenant for one model.
     RATE_LIMITED = "rate_limited"
+    TOKENS_LIMITED = "tokens_limited"
     CONCURRENCY_LIMITED = "concurrency_limited"
+    KEY_RATE_LIMITED = "key_rate_limited"
+    KEY_TOKENS_LIMITED = "key_tokens_limited"
+    KEY_CONCURRENCY_LIMITED = "key_concurrency_limited"
+    MODEL_RATE_LIMITED = "model_rate_limited"
+    MODEL_TOKENS_LIMITED = "model_tokens_limited"
+    MODEL_CONCURRENCY_LIMITED = "model_concurrency_limited"
+    TOKENS_OVER_LIMIT = "tokens_over_limit"  # more than ever come at once
 
     # Our own.
     QUEUE_FULL = "queue_full"

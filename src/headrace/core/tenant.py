@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated
 
@@ -29,21 +29,45 @@ PRIORITIES = {priority.word: priority for priority in Priority}
 
 WEIGHT_MAX = 1000
 RESERVED_SLOTS_MAX = 100_000
+LIMIT_MAX = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class TenantLimits:
-    """The agreed limits of one tenant; enforced before any expensive work.
+class RateUnit(StrEnum):
+    """What a rate counts."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+
+
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
+
+
+class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """Limits agreed with a tenant, or for one of its keys or models; enforced before any expensive work.
 
     Attributes:
-        requests_per_minute: Sustained rate; tokens refill continuously at this rate. 0 means no limit.
+        requests_per_minute: Sustained rate; the bucket refills continuously at this rate. 0 means no limit.
         requests_burst: Size of the bucket, at least 1: how many requests may come at once.
         concurrency_max: Requests in progress (queued or running) at any moment. 0 means no limit.
+        tokens_per_minute: Sustained rate of prompt and answer together. 0 means no limit.
+        tokens_burst: Tokens that may come at once, and so the most that one request may ask for. 0 means those of a minute.
     """
 
-    requests_per_minute: int = 600
-    requests_burst: int = 60
-    concurrency_max: int = 64
+    requests_per_minute: _Amount = 0
+    requests_burst: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] = 60
+    concurrency_max: _Amount = 0
+    tokens_per_minute: _Amount = 0
+    tokens_burst: _Amount = 0
+
+    @property
+    def tokens_at_once(self) -> int:
+        return self.tokens_burst or self.tokens_per_minute
+
+    def rate(self, unit: RateUnit) -> tuple[int, int]:
+        """A minute's amount, 0 for no limit, and the size of the bucket."""
+        if unit is RateUnit.REQUESTS:
+            return self.requests_per_minute, self.requests_burst
+        return self.tokens_per_minute, self.tokens_at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +99,14 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     Attributes:
         organization: Whose tenant it is, where one customer has several.
+        tokens_per_minute, tokens_burst: As in TenantLimits; None where the service's default applies.
+        model_limits: Limits of the tenant's requests for single models, beside its own, by the model's name.
     """
 
     organization: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z")] = ""
+    tokens_per_minute: _Amount | None = None
+    tokens_burst: _Amount | None = None
+    model_limits: dict[str, TenantLimits] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +137,7 @@ class Principal:
         scope: What the key may be used for.
         user: Which person or program of the tenant's the key was given to; "" where nobody said.
         key_limits: Limits of the key alone, beside its tenant's; None where it has none.
+        has_levels: Whether other limits apply to it than those on the tenant's requests.
     """
 
     tenant: TenantId
@@ -118,3 +148,10 @@ class Principal:
     scope: Scope = Scope()
     user: str = ""
     key_limits: TenantLimits | None = None
+    has_levels: bool = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        has_levels = (
+            self.limits.tokens_per_minute > 0 or self.key_limits is not None or bool(self.terms.model_limits)
+        )
+        object.__setattr__(self, "has_levels", has_levels)

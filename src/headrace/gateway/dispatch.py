@@ -12,10 +12,12 @@ from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
+from headrace.core.usage import TokenUsage
 from headrace.policies.admission import QueueBounds, retry_after_s
 from headrace.policies.deployment import QueueView
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit, ReplicaHealth
+from headrace.policies.levels import Demand, Receipt, demand_of
 from headrace.policies.limits import LimitView
 from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
 
@@ -24,15 +26,34 @@ class Limiter(Protocol):
     """Who counts the tenants' requests: policies.limits.TenantLimiter, or what leases from one that others share."""
 
     def take(self, principal: Principal, *, now_s: float) -> None:
-        """Counts one request in, or raises RateLimited or ConcurrencyLimited and counts nothing."""
+        """Counts one request in of a tenant without `has_levels`, or raises RateLimited or ConcurrencyLimited and counts
+        nothing."""
         ...
 
     def release(self, tenant: TenantId) -> None:
         """The request that `take` counted in has ended."""
         ...
 
+    def take_levels(self, principal: Principal, demand: Demand, *, now_s: float) -> Receipt:
+        """As `take`, of every level that applies; raises InvalidRequest too."""
+        ...
+
+    def release_levels(self, receipt: Receipt) -> None:
+        """The request that `take_levels` counted in has ended; `settle` follows."""
+        ...
+
+    def settle(self, receipt: Receipt, usage: TokenUsage, *, now_s: float) -> None:
+        """Takes for a request the tokens that it really used."""
+        ...
+
     def view(self, principal: Principal, *, now_s: float) -> LimitView | None:
-        """The tenant's bucket for the rate-limit headers; None without a rate limit."""
+        """The tenant's requests for the rate-limit headers; None without a rate limit."""
+        ...
+
+    def view_levels(
+        self, principal: Principal, model: str, *, now_s: float
+    ) -> tuple[LimitView | None, LimitView | None]:
+        """Requests and tokens of the tightest levels."""
         ...
 
 
@@ -102,12 +123,23 @@ class Dispatch:
     def limit_view(self, principal: Principal) -> LimitView | None:
         return self._limiter.view(principal, now_s=self._clock.now_s())
 
+    def limit_views(self, principal: Principal, model: str) -> tuple[LimitView | None, LimitView | None]:
+        """Requests and tokens, for callers with `has_levels`."""
+        return self._limiter.view_levels(principal, model, now_s=self._clock.now_s())
+
+    def settle(self, receipt: Receipt, usage: TokenUsage) -> None:
+        """A request that took tokens has ended, and this is what it used."""
+        self._limiter.settle(receipt, usage, now_s=self._clock.now_s())
+
     # Called by slots.
 
     def enter(self, ticket: Ticket, request: InferenceRequest) -> bool:
         """True: the ticket runs. False: it waits, and `wait` is next. Raises OverloadError, and then nothing is held."""
-        now_s = self._clock.now_s()
-        self._limiter.take(request.principal, now_s=now_s)
+        now_s, principal = self._clock.now_s(), request.principal
+        if principal.has_levels:
+            ticket.receipt = self._limiter.take_levels(principal, demand_of(request), now_s=now_s)
+        else:
+            self._limiter.take(principal, now_s=now_s)
         try:
             if self._dispatcher.arrive(ticket, now_s=now_s):
                 return True
@@ -115,7 +147,7 @@ class Dispatch:
             self._perform(self._dispatcher.wait(ticket, now_s=now_s))
             return False
         except Exception:
-            self._limiter.release(request.principal.tenant)
+            self._release(ticket)
             raise
 
     def has_alternative(self, ticket: Ticket) -> bool:
@@ -153,11 +185,17 @@ class Dispatch:
         if actions:
             self._perform(actions)
 
-    def leave(self, ticket: Ticket, request: InferenceRequest) -> None:
+    def leave(self, ticket: Ticket) -> None:
         """The request is over."""
         if ticket.load is not None:
             self.give_back(ticket, AttemptOutcome.CANCELLED)
-        self._limiter.release(request.principal.tenant)
+        self._release(ticket)
+
+    def _release(self, ticket: Ticket) -> None:
+        if ticket.receipt is None:
+            self._limiter.release(ticket.tenant)
+        else:
+            self._limiter.release_levels(ticket.receipt)
 
     async def wait(self, ticket: Ticket) -> None:
         """Waits until the ticket runs. Raises when its time in the queue or its deadline is over, or its model is gone."""
@@ -263,7 +301,7 @@ class Slot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._dispatch.leave(self.ticket, self._request)
+        self._dispatch.leave(self.ticket)
 
     async def wait(self) -> None:
         """Waits in the queue for a replica. Raises OverloadError or DeadlineExceeded."""

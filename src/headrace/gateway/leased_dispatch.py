@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot, Replica
-from headrace.core.leases import Asking, Lending, LentSlot, PoolKey, PoolKind, Tokens, slots_of
+from headrace.core.leases import Asking, GrantRate, Lending, LentSlot, PoolKey, PoolKind, slots_of
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.gateway.dispatch import Dispatch, Slot
-from headrace.gateway.leased_limits import LeasedLimiter, TenantStock
+from headrace.gateway.leased_limits import LeasedLimiter, SubjectStock
 from headrace.gateway.leases import ANSWER_LIMIT_S, Lacking, Leases, Stock
 from headrace.policies import admission
 from headrace.policies.dispatch import Dispatcher
@@ -49,7 +49,7 @@ class LeasedDispatch(Dispatch):
 
     def received(self, message: Lending) -> None:
         """The authority has said something."""
-        if isinstance(message, Tokens):
+        if isinstance(message, GrantRate):
             self._leased_limiter.received(message)
             return
         self._leases.received(message)
@@ -107,7 +107,7 @@ class LeasedDispatch(Dispatch):
         queued = stock.in_use()
         if queued < stock.usable or stock.is_denied or not self._queue_length_max:
             return
-        self._leased_limiter.refund(ticket.tenant)
+        self._leased_limiter.refund(ticket)
         wait_s = self._dispatcher.expected_wait_s(ticket.model, now_s=self._clock.now_s())
         refusal = admission.full(queued=queued, wait_s=wait_s)
         raise Lacking(refusal, lambda: self._leases.ask(stock))
@@ -140,7 +140,7 @@ class LeasedDispatch(Dispatch):
     def _make_stock(self, key: PoolKey) -> Stock:
         match key.kind:
             case PoolKind.CONCURRENCY:
-                return TenantStock(key)
+                return SubjectStock(key)
             case PoolKind.QUEUE:
                 return _QueueStock(key, self._dispatcher, total=self._queue_length_max)
             case PoolKind.SLOTS:
@@ -164,7 +164,7 @@ class LeasedSlot(Slot):
 
     def __exit__(self, *error: object) -> None:
         if self._is_in:
-            self._dispatch.leave(self.ticket, self._request)
+            self._dispatch.leave(self.ticket)
 
     async def wait(self) -> None:
         if self._lacking is not None:
@@ -183,6 +183,7 @@ class LeasedSlot(Slot):
             self._is_in = True
         except Lacking as lacking:
             self._lacking = lacking
+            self.ticket.receipt = None  # given back, if it was counted in already
 
 
 class _QueueStock(Stock):

@@ -17,12 +17,13 @@ from headrace.core.errors import (
     NotFound,
     Saturated,
 )
-from headrace.core.fleet import Deployment, FleetSnapshot
+from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import RequestId, request_id
 from headrace.core.outcome import Reason
-from headrace.core.request import Endpoint, InferenceRequest
+from headrace.core.request import Endpoint
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
+from headrace.gateway.answer_headers import AnswerHeaders
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.call import Call, Screened
 from headrace.gateway.connection import ClientConnection, PortConnection
@@ -118,7 +119,7 @@ class Gateway:
         self._is_draining = False
         self._is_hurried = False
         self._quiet = asyncio.Event()
-        self._revision_lines: dict[str, bytes] = {}
+        self._answer_headers = AnswerHeaders(dispatch)
         self._routes = RouteTable(body_bytes_max=limits.body_bytes_max)
         self.ticked_s = clock.now_s()
         self.in_progress = 0
@@ -184,7 +185,7 @@ class Gateway:
             deployment,
             clock=self.clock,
             heartbeat_s=self._heartbeat_s,
-            headers=self._answer_headers,
+            headers=self._answer_headers.lines,
         )
         slot = self.dispatch.slot(request)
         self.in_progress += 1
@@ -209,6 +210,8 @@ class Gateway:
             self.streams.pop(delivery, None)
             self.in_progress -= 1
             account.queue_wait_s = slot.ticket.waited_s
+            if slot.ticket.receipt is not None:
+                self.dispatch.settle(slot.ticket.receipt, account.usage())
             if recorded is not None:  # first: a key that stayed taken would never be free again
                 recorded.close()
             self.usage.close(account, delivery)
@@ -249,20 +252,6 @@ class Gateway:
 
     def _stopping(self, reason: Reason) -> NoReadyReplica:
         return NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=reason)
-
-    def _answer_headers(self, request: InferenceRequest, deployment: Deployment) -> bytes:
-        """The lines that every answer of the walk has: the revision, and the tenant's bucket in the words of OpenAI's clients."""
-        revision = self._revision_lines.get(deployment.revision)
-        if revision is None:
-            revision = b"x-headrace-model-revision: " + deployment.revision.encode() + b"\r\n"
-            self._revision_lines[deployment.revision] = revision
-        view = self.dispatch.limit_view(request.principal)
-        if view is None:
-            return revision
-        return (
-            b"%bx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\nx-ratelimit-reset-requests: %.3fs\r\n"
-            % (revision, view.limit, view.remaining, view.reset_s)
-        )
 
     def _inform(self, call: Call, route: InfoRoute) -> None:
         match route.kind:
@@ -388,7 +377,7 @@ class Gateway:
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Takes over a new picture of the fleet; running requests stay where they are."""
-        self._revision_lines.clear()
+        self._answer_headers.clear()
         self.upstream.publish(snapshot)
         self.dispatch.publish(snapshot)
 

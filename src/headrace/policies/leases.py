@@ -1,28 +1,27 @@
 """Who may hold how much of what all workers share? The authority's decisions: pools lent piece by piece, rates in blocks.
 
 A pool's rule is max-min: nobody keeps an idle piece that another could use, and while all are in use, whoever has fewest is
-next. A rate's rule is the bucket of policies/limits.py; a token that was lent has left it.
+next. A rate's rule is the bucket of policies/limits.py; what was lent has left it.
 """
 
 from collections import deque
 
 from headrace.core.leases import (
-    AskTokens,
+    AskRate,
     Deny,
     Grant,
+    GrantRate,
     Lending,
     LentSlot,
     PoolKey,
     PoolKind,
     Recall,
     Sated,
-    Tokens,
     WorkerId,
 )
-from headrace.core.tenant import TenantLimits
 from headrace.policies.limits import Bucket
 
-# The tokens that a worker gets ahead of its requests are at most this part of a minute's, divided among the workers: 5 % for all.
+# What a worker gets of a rate ahead of its requests is at most this part of a minute's, divided among the workers: 5 % for all.
 LEASE_PART = 20
 
 Messages = list[tuple[WorkerId, Lending]]
@@ -286,35 +285,35 @@ class _FreeSlots:
 
 
 class LentRate:
-    """One tenant's bucket, from which workers get blocks of tokens. State: the bucket, and the limits last heard of."""
+    """One bucket, from which workers get blocks. State: the bucket, and its size as of the newest revision heard of."""
 
-    def __init__(self, asked: AskTokens, *, workers: int, now_s: float) -> None:
+    def __init__(self, asked: AskRate, *, workers: int, now_s: float) -> None:
         self._workers = workers
         self._revision = asked.revision
-        self._limits = _limits(asked)
-        self._bucket = Bucket(self._limits, now_s)
+        self._per_minute, self._burst = asked.per_minute, asked.burst
+        self._bucket = Bucket(asked.burst, now_s)
 
-    def ask(self, asked: AskTokens, *, now_s: float) -> Tokens:
-        """As many as wait now, and some for those who come soon; 0 with the time to come back when the limit is spent."""
-        if asked.revision > self._revision:
-            self._revision, self._limits = asked.revision, _limits(asked)
-            self.returned(0)  # a smaller bucket holds less
+    def ask(self, asked: AskRate, *, now_s: float) -> GrantRate:
+        """As much as is waited for now, and some for those who come soon, or nothing, where what is left helps nobody."""
         bucket = self._bucket
-        bucket.refill(self._limits, now_s)
-        ahead = min(asked.ahead, self._limits.requests_per_minute // (LEASE_PART * self._workers))
-        count = max(0, min(int(bucket.tokens), asked.count + ahead))
-        bucket.tokens -= count
-        return Tokens(
-            asked.tenant,
-            count,
-            left=bucket.tokens,
-            retry_after_s=0.0 if count else bucket.wait_s(self._limits),
-        )
+        if asked.revision > self._revision:
+            self._revision = asked.revision
+            self._per_minute, self._burst = asked.per_minute, asked.burst
+            bucket.put_back(0, self._burst)  # a smaller bucket holds less
+        bucket.refill(self._per_minute, self._burst, now_s)
+        ahead = min(asked.ahead, self._per_minute // (LEASE_PART * self._workers))
+        count = max(0, min(int(bucket.left), asked.count + ahead))
+        if count < asked.least:
+            count = 0
+        bucket.left -= count
+        return GrantRate(asked.key, count, bucket.left)
 
-    def returned(self, count: int) -> None:
-        """Tokens that came back unused, or, negative, that were used while nobody could ask."""
-        self._bucket.tokens = min(self._bucket.tokens + count, float(self._limits.requests_burst))
+    def returned(self, count: int, *, now_s: float) -> None:
+        """What comes back unused, or, negative, was used while nobody could ask."""
+        self._bucket.refill(self._per_minute, self._burst, now_s)
+        self._bucket.put_back(count, self._burst)
 
-
-def _limits(asked: AskTokens) -> TenantLimits:
-    return TenantLimits(asked.requests_per_minute, asked.requests_burst)
+    def left(self, *, now_s: float) -> float:
+        """What nobody holds."""
+        self._bucket.refill(self._per_minute, self._burst, now_s)
+        return self._bucket.left

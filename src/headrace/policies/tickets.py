@@ -8,6 +8,7 @@ from headrace.core.tenant import Priority, TenantShare
 from headrace.policies.concurrency import ConcurrencyLimit
 from headrace.policies.fairness import TenantAccount
 from headrace.policies.health import HealthRules, ReplicaHealth
+from headrace.policies.levels import Receipt
 from headrace.policies.partition import SlotGrant, SlotTable
 
 ReplicaKey = tuple[ReplicaId, int]
@@ -29,6 +30,7 @@ class Ticket:
         account: What it was charged to, from its start out of the queue to its end.
         load: The replica that runs it now, or None while it waits.
         grant: The slot of that replica, where slots are partitioned.
+        receipt: What it took of its limits, where there are others than those on its tenant's requests.
         tried: Replicas that failed it.
         awaits_restart: Its replica is an engine of ours that has probably ended: worth waiting for the next generation.
         waited_s: Time spent in the queue so far.
@@ -47,6 +49,7 @@ class Ticket:
         "output_tokens_max",
         "priority",
         "prompt_bytes",
+        "receipt",
         "share",
         "started_s",
         "tenant",
@@ -78,6 +81,7 @@ class Ticket:
         self.account: TenantAccount | None = None
         self.load: ReplicaLoad | None = None
         self.grant: SlotGrant | None = None
+        self.receipt: Receipt | None = None
         self.tried: tuple[ReplicaKey, ...] = ()
         self.awaits_restart = False
         self.enqueued_s = 0.0

@@ -26,7 +26,7 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class LimitOverrides:
-    """A tenant's own limits; None where the service's default applies. See core.tenant.TenantLimits."""
+    """A tenant's own limits on requests; None where the service's default applies. See core.tenant.TenantLimits."""
 
     requests_per_minute: int | None = None
     requests_burst: int | None = None
@@ -49,6 +49,16 @@ class Agreement:
     limits: LimitOverrides = LimitOverrides()
     share: TenantShare = field(default_factory=TenantShare)
     terms: TenantTerms = field(default_factory=TenantTerms)
+
+    def limits_over(self, defaults: TenantLimits) -> TenantLimits:
+        """The limits that are in force, on requests and on tokens."""
+        limits, terms = self.limits.over(defaults), self.terms
+        per_minute, burst = terms.tokens_per_minute, terms.tokens_burst
+        return msgspec.structs.replace(
+            limits,
+            tokens_per_minute=defaults.tokens_per_minute if per_minute is None else per_minute,
+            tokens_burst=defaults.tokens_burst if burst is None else burst,
+        )
 
     def values(self) -> dict[str, Any]:
         """Every field under its public name, as JSON values; None for a limit that is the service's default."""
@@ -93,6 +103,7 @@ _LIMIT_RANGES: Final = {
 }
 _SHARE_RANGES: Final = {"weight": (1, WEIGHT_MAX), "reserved_slots": (0, RESERVED_SLOTS_MAX)}
 LIMIT_FIELDS: Final = tuple(_LIMIT_RANGES)
+TOKEN_FIELDS: Final = ("tokens_per_minute", "tokens_burst")
 TERM_FIELDS: Final = tuple(each.name for each in msgspec.structs.fields(TenantTerms))
 FIELDS: Final = (*LIMIT_FIELDS, "class", *_SHARE_RANGES, *TERM_FIELDS)
 assert len(set(FIELDS)) == len(FIELDS), "a field's public name says which of the three it belongs to"

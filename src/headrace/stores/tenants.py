@@ -207,7 +207,7 @@ class TenantStore:
             self._seen = _revision(self._database)
             agreed = {
                 tenant.name: (
-                    tenant.agreement.limits.over(defaults),
+                    tenant.agreement.limits_over(defaults),
                     tenant.agreement.share.part(workers),
                     tenant.agreement.terms,
                 )
