@@ -11,8 +11,8 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.stores import schema
 from headrace.stores.database import Database, columns, wordings
-from headrace.stores.migrations import append_only, append_only_gone
 from headrace.stores.postgres import PostgresDatabase
+from headrace.stores.steps import append_only, append_only_gone
 from tests.stores.conftest import Connect
 from tests.support.postgres import PASSWORD, PostgresServer
 

@@ -5,7 +5,8 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.stores import schema
 from headrace.stores.database import Database, Kind
-from headrace.stores.migrations import MIGRATIONS, Migration
+from headrace.stores.migrations import MIGRATIONS
+from headrace.stores.steps import Migration
 from tests.stores.conftest import Connect
 
 
@@ -34,7 +35,9 @@ def shape(database: Database) -> set[tuple[object, ...]]:
     if database.kind is Kind.POSTGRES:
         return set(database.rows(_POSTGRES_SHAPE))
     things: set[tuple[object, ...]] = set(
-        database.rows("SELECT type, name, tbl_name FROM sqlite_schema WHERE name <> 'migration'")
+        database.rows(
+            "SELECT type, name, tbl_name FROM sqlite_schema WHERE name NOT IN ('migration', 'sqlite_sequence')"
+        )
     )
     for kind, name, _ in list(things):
         if kind in ("table", "view"):

@@ -47,6 +47,10 @@ class Dialects:
 Statement = str | Dialects
 
 
+class RowRefused(Exception):
+    """A row breaks a rule of its table: a bug of whoever made it, and not the operator's."""
+
+
 class Database(Protocol):
     """An open database, with the schema that this version knows.
 

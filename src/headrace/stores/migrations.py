@@ -4,33 +4,8 @@ The SQL of a step is in the words that stores.database lists; statements that SQ
 `Dialects`. A step that stands behind yours on a rebase goes in front: yours becomes the newest.
 """
 
-from dataclasses import dataclass
-
-from headrace.stores.database import Dialects, Statement
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What a step back destroys for good.
-
-    Attributes:
-        rows: What follows `SELECT count(*) FROM` to count it.
-        what: What they are, after their number.
-    """
-
-    rows: str
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One step: `up` leads to it from the schema before, and `down` back, keeping every row that it can keep."""
-
-    name: str
-    up: tuple[Statement, ...]
-    down: tuple[Statement, ...]
-    loses: tuple[Loss, ...] = ()
-
+from headrace.stores.database import Dialects
+from headrace.stores.steps import Loss, Migration, append_only, append_only_gone, count_changes
 
 # Words (outcome, usage_source) come from enumerations and are not checked again: those comparisons were a third of the cost
 # of a row. Counts are: a negative one would be a lie in the books.
@@ -180,46 +155,6 @@ END $$
     ),
 )
 
-
-def count_changes(table: str) -> Dialects:
-    """Every change of a row of that table counts as one of the tenancy, which gateways then read again."""
-    events = ("INSERT", "UPDATE", "DELETE")
-    return Dialects(
-        sqlite=tuple(
-            f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table}"
-            " BEGIN UPDATE tenancy SET revision = revision + 1; END"
-            for event in events
-        ),
-        postgres=(
-            f"CREATE TRIGGER {table}_changed AFTER {' OR '.join(events)} ON {table}"
-            " FOR EACH ROW EXECUTE FUNCTION tenancy_changed()",
-        ),
-    )
-
-
-def append_only(table: str) -> Dialects:
-    """No row of that table is ever changed or deleted, whoever asks. Dropping the table ends it."""
-    says = f"rows of {table} are never changed"
-    return Dialects(
-        sqlite=tuple(
-            f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table}"
-            f" BEGIN SELECT RAISE(ABORT, '{says}'); END"
-            for event in ("UPDATE", "DELETE")
-        ),
-        postgres=(
-            f"CREATE FUNCTION {table}_append_only() RETURNS trigger LANGUAGE plpgsql AS $$"
-            f" BEGIN RAISE EXCEPTION '{says}' USING ERRCODE = 'integrity_constraint_violation'; END $$",
-            f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table}"
-            f" FOR EACH STATEMENT EXECUTE FUNCTION {table}_append_only()",
-        ),
-    )
-
-
-def append_only_gone(table: str) -> Dialects:
-    """What is left of `append_only` once its table was dropped."""
-    return Dialects(sqlite=(), postgres=(f"DROP FUNCTION {table}_append_only()",))
-
-
 _AUDIT = """
 CREATE TABLE audit (
     number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
@@ -239,6 +174,56 @@ CREATE TABLE audit_head (
     "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
     number INTEGER NOT NULL,
     digest BLOB
+) STRICT
+"""
+
+
+# Groups of requests in the order of their commits; see stores.shipping.
+_OUTBOX = """
+CREATE TABLE outbox (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    created_s REAL NOT NULL,
+    records INTEGER NOT NULL CHECK (records >= 1),
+    request_ids TEXT NOT NULL
+) STRICT
+"""
+# One row: up to which group all is in the central database.
+_SHIPPING = """
+CREATE TABLE shipping (
+    "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
+    number INTEGER NOT NULL
+) STRICT
+"""
+# One row in a database whose tenants and keys are a copy: of which installation, and when it was last true.
+_MIRROR = """
+CREATE TABLE mirror (
+    "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
+    seen_s REAL NOT NULL,
+    source TEXT NOT NULL
+) STRICT
+"""
+# One row: what tells this database from every other.
+_INSTALLATION = """
+CREATE TABLE installation (
+    "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
+    id TEXT NOT NULL
+) STRICT
+"""
+_IDENTITY = Dialects(
+    sqlite=('INSERT INTO installation ("only", id) VALUES (1, lower(hex(randomblob(16))))',),
+    postgres=(
+        "INSERT INTO installation (\"only\", id) VALUES (1, replace(gen_random_uuid()::text, '-', ''))",
+    ),
+)
+# The services that use a central database, each by the installation that its own database is; rows of ended ones age.
+_GATEWAY = """
+CREATE TABLE gateway (
+    id TEXT NOT NULL PRIMARY KEY,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    version TEXT NOT NULL,
+    schema_number INTEGER NOT NULL,
+    seen_s REAL NOT NULL
 ) STRICT
 """
 
@@ -367,5 +352,26 @@ MIGRATIONS: tuple[Migration, ...] = (
         ),
         down=("DROP TABLE audit_head", "DROP TABLE audit", append_only_gone("audit")),
         loses=(Loss("audit", "entries of the audit log"),),
+    ),
+    Migration(
+        "several gateways and one central database",
+        up=(
+            _OUTBOX,
+            _SHIPPING,
+            'INSERT INTO shipping ("only", number) VALUES (1, 0)',
+            _MIRROR,
+            _INSTALLATION,
+            _IDENTITY,
+            _GATEWAY,
+        ),
+        down=tuple(
+            f"DROP TABLE {table}" for table in ("gateway", "installation", "mirror", "shipping", "outbox")
+        ),
+        loses=(
+            Loss(
+                "outbox WHERE number > (SELECT number FROM shipping)",
+                "groups of records that wait to be shipped",
+            ),
+        ),
     ),
 )

@@ -14,7 +14,8 @@ from psycopg.adapt import Buffer, Dumper, Loader
 from psycopg.pq import TransactionStatus
 
 from headrace.core.errors import ConfigError
-from headrace.stores.database import Kind, Row, Values
+from headrace.stores import schema
+from headrace.stores.database import Kind, Row, RowRefused, Values, columns
 
 PATIENCE_S = 10.0
 CONNECT_TIMEOUT_S = 3
@@ -118,13 +119,29 @@ class PostgresDatabase:
                 cursor.itersize = _FETCH_ROWS
                 yield from cursor.execute(*_worded(statement, values))
 
-    def copy(self, table: str, names: Sequence[str], rows: Sequence[Row]) -> None:
-        """Writes rows into a table the fast way. A row that the table refuses fails all of them."""
-        quoted = ", ".join(f'"{name}"' for name in names)
+    def load(self, table: str, names: Sequence[str], rows: Sequence[Row]) -> int:
+        """Writes many rows, inside a transaction; those whose key is there already stay as they are. Returns how many are new.
+
+        Raises RowRefused when one breaks a rule of the table; then the transaction is over.
+        """
+        if not rows:
+            return 0
+        # A table of this connection alone, as of this schema: behind a pooler, the connection may be an old one.
+        staging, quoted = f"staging_{table}_{schema.NEWEST}", columns(names)
         with self._asking() as connection, connection.cursor() as cursor:
-            with cursor.copy(f"COPY {table} ({quoted}) FROM STDIN") as copy:
-                for row in rows:
-                    copy.write_row(row)
+            cursor.execute(
+                f"CREATE TEMPORARY TABLE IF NOT EXISTS {staging} (LIKE {table} INCLUDING DEFAULTS) ON COMMIT DELETE ROWS"
+            )
+            try:
+                with cursor.copy(f"COPY {staging} ({quoted}) FROM STDIN") as copy:
+                    for row in rows:
+                        copy.write_row(row)
+                cursor.execute(
+                    f"INSERT INTO {table} ({quoted}) SELECT {quoted} FROM {staging} ON CONFLICT DO NOTHING"
+                )
+            except (psycopg.IntegrityError, psycopg.DataError) as error:
+                raise RowRefused(self._told(error)) from error
+            return cursor.rowcount
 
     def has_table(self, name: str) -> bool:
         found = self.row(
@@ -174,6 +191,10 @@ class PostgresDatabase:
                         )
                     self._connection = self._connect()
                 yield self._connection
+            except errors.UndefinedTable as error:
+                raise ConfigError(
+                    f"{self.name}: hasn't the schema of this version ({self._told(error)}); see: headrace db status"
+                ) from None
             except psycopg.Error as error:
                 is_ours = isinstance(error, psycopg.IntegrityError | psycopg.ProgrammingError)
                 if is_ours and not isinstance(error, errors.InsufficientPrivilege):

@@ -2,7 +2,8 @@
 
 from headrace.core.errors import ConfigError
 from headrace.stores.database import Database, Dialects, Statement, wordings
-from headrace.stores.migrations import MIGRATIONS, Migration
+from headrace.stores.migrations import MIGRATIONS
+from headrace.stores.steps import Migration
 
 NEWEST = len(MIGRATIONS)
 
