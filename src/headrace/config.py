@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 import msgspec
 
 from headrace.core.errors import ConfigError
+from headrace.policies.issuers import Issuer, check_issuers
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -182,6 +183,22 @@ class TenantDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_burst: int = 0
 
 
+class AuthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Identity providers whose tokens are accepted beside API keys.
+
+    Attributes:
+        issuers: The providers.
+        keys_refresh_s: How often each one's keys are fetched.
+        keys_gap_s: However many tokens name a key that isn't there, they are not fetched again sooner than this.
+        keys_keep_s: A provider that can't be reached is believed for so long by the keys that it had.
+    """
+
+    issuers: tuple[Issuer, ...] = ()
+    keys_refresh_s: float = 300.0
+    keys_gap_s: float = 60.0
+    keys_keep_s: float = 86400.0
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded engine.
 
@@ -225,6 +242,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idempotency: IdempotencyConfig = IdempotencyConfig()
     pressure: PressureConfig = PressureConfig()
     tenant_defaults: TenantDefaults = TenantDefaults()
+    auth: AuthConfig = AuthConfig()
     media: MediaConfig = MediaConfig()
     engine: EngineConfig = EngineConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
@@ -302,6 +320,10 @@ def resolve_secret(reference: str, *, key: str) -> str:
     return secret
 
 
+# What stands in the file more than once, as `[[...]]`.
+TABLES: dict[str, type[msgspec.Struct]] = {"upstreams": UpstreamConfig, "auth.issuers": Issuer}
+
+
 def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, file: str, path: str) -> None:
     known = {f.name: f.type for f in msgspec.structs.fields(kind)}
     for key, value in raw.items():
@@ -313,10 +335,10 @@ def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, fil
         inner = known[key]
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             _refuse_unknown_keys(value, inner, file=file, path=f"{where}.")
-        elif key == "upstreams" and isinstance(value, list):
+        elif where in TABLES and isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, dict):
-                    _refuse_unknown_keys(item, UpstreamConfig, file=file, path=f"upstreams[{index}].")
+                    _refuse_unknown_keys(item, TABLES[where], file=file, path=f"{where}[{index}].")
 
 
 _KINDS = {
@@ -387,6 +409,9 @@ _AT_LEAST: dict[str, float] = {
     "media.time_s": 0.01,
     "media.redirects_max": 0,
     "media.fetches_max": 1,
+    "auth.keys_refresh_s": 1,
+    "auth.keys_gap_s": 1,
+    "auth.keys_keep_s": 0,
     "tenant_defaults.requests_per_minute": 0,
     "tenant_defaults.requests_burst": 1,
     "tenant_defaults.concurrency_max": 0,
@@ -427,6 +452,10 @@ def _check_ranges(config: Config, *, file: str) -> None:
                 f"{file}: `server.websocket_origins` holds {origin!r}; "
                 "an origin is a scheme and a host, such as `https://app.example`, without a path"
             )
+    try:
+        check_issuers(config.auth.issuers)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
     for index, upstream in enumerate(config.upstreams):
         if upstream.slots < 1:
             raise ConfigError(f"{file}: `upstreams[{index}].slots` must be at least 1, got {upstream.slots}")

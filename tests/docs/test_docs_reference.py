@@ -32,10 +32,12 @@ def configuration_keys(kind: type[msgspec.Struct], prefix: str = "") -> Iterator
     for field in msgspec.structs.fields(kind):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield from configuration_keys(field.type, f"{prefix}{field.name}.")
-        elif field.name == "upstreams":
-            yield from configuration_keys(config.UpstreamConfig, "upstreams[].")
+        elif (where := prefix + field.name) in config.TABLES:
+            yield from configuration_keys(config.TABLES[where], f"{where}[].")
+        elif field.default_factory is not msgspec.NODEFAULT:
+            yield where, json.dumps(field.default_factory())
         else:
-            yield prefix + field.name, "required" if field.required else json.dumps(field.default)
+            yield where, "required" if field.required else json.dumps(field.default)
 
 
 def test_configuration_lists_every_key_with_its_default() -> None:

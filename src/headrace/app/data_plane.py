@@ -8,15 +8,16 @@ from typing import Any
 
 from headrace.app.gateway_parts import Lender, Records, build_gateway
 from headrace.app.report import LoadReport, PlaneReport
-from headrace.config import Config, ServerConfig
+from headrace.config import AuthConfig, Config, ServerConfig
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, leaves
 from headrace.core.fleet import FleetSnapshot
-from headrace.core.ids import ReplicaId
+from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.leases import Lending
-from headrace.core.tenant import TenantLimits
+from headrace.core.signing import KeySet
+from headrace.core.tenant import Principal, TenantLimits
 from headrace.gateway import certificate
-from headrace.gateway.auth import Authenticator
+from headrace.gateway.auth import Authenticator, TokenJudge
 from headrace.gateway.certificate import CertificateFiles, ServedCertificate
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.leased_dispatch import LeasedDispatch
@@ -37,6 +38,7 @@ class DataPlane:
     """Serves the public port. From outside it gets snapshots; it gives records, reports and metrics.
 
     Args:
+        key_missing: Gets the name of an identity provider when a token names a key of it that isn't known.
         lender: None for the only one: it decides everything by itself, exactly.
     """
 
@@ -50,6 +52,7 @@ class DataPlane:
         log: Log,
         clock: Clock,
         chance: random.Random,
+        key_missing: Callable[[str], None],
         lender: Lender | None = None,
     ) -> None:
         self._config = config
@@ -59,7 +62,11 @@ class DataPlane:
         self._clock = clock
         self._port = 0
         self._tenants = tenants.open_tenants(data, clock=clock)
-        self._auth = Authenticator(pepper.load(data / pepper.NAME), clock=clock)
+        self._auth = Authenticator(
+            pepper.load(data / pepper.NAME),
+            tokens=_tokens(config.auth, missing=key_missing, metrics=metrics, clock=clock),
+            clock=clock,
+        )
         self._certificate = self._load_certificate()
         self._ladder = self._build_ladder()
         self._gateway = build_gateway(
@@ -74,7 +81,7 @@ class DataPlane:
             lender=lender,
         )
         self._keys_revision = 0
-        self._go_by(self._read_keys())
+        self._go_by(*self._read_keys())
 
     async def run(self, *, opened: Callable[[int], None]) -> None:
         """Serves, and keeps to the keys in force, until cancelled. `opened` gets the real port.
@@ -113,8 +120,8 @@ class DataPlane:
             await asyncio.sleep(KEY_CHECK_S)
             try:
                 if await asyncio.to_thread(self._tenants.changed):
-                    ring = await asyncio.to_thread(self._read_keys)
-                    self._go_by(ring)
+                    ring, callers = await asyncio.to_thread(self._read_keys)
+                    self._go_by(ring, callers)
                     self._log.event("keys.reloaded", keys=len(ring))
                 was_read = True
             except Exception as error:  # noqa: BLE001 -- the task's edge: the service outlives its database
@@ -123,16 +130,24 @@ class DataPlane:
                     self._log.event("keys.failing", error=f"{type(error).__name__}: {error}")
                 was_read = False
 
-    def _read_keys(self) -> dict[bytes, KeyEntry]:
+    def _read_keys(self) -> tuple[dict[bytes, KeyEntry], dict[TenantId, Principal]]:
+        """The key ring, and where tokens are accepted, every tenant: one without a key may have tokens."""
         workers = 1 if self._lender is None else self._lender.workers
-        return self._tenants.key_ring(_default_limits(self._config), workers=workers)
+        defaults = _default_limits(self._config)
+        ring = self._tenants.key_ring(defaults, workers=workers)
+        has_tokens = bool(self._config.auth.issuers)
+        return ring, self._tenants.keyless(defaults, workers=workers) if has_tokens else {}
 
-    def _go_by(self, ring: dict[bytes, KeyEntry]) -> None:
-        self._auth.replace(ring)
+    def _go_by(self, ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> None:
+        self._auth.replace(ring, tenants)
         self._keys_revision = self._tenants.ring_revision
         if isinstance(self._gateway.dispatch, LeasedDispatch):
-            principals = [entry.principal for entry in ring.values()]
+            principals = [*tenants.values(), *(entry.principal for entry in ring.values())]
             self._gateway.dispatch.limits_changed(principals, revision=self._keys_revision)
+
+    def take_keys(self, key_set: KeySet) -> None:
+        """An identity provider's keys were looked at."""
+        self._auth.take_keys(key_set)
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         self._gateway.publish(snapshot)
@@ -256,6 +271,17 @@ class DataPlane:
             metrics=self._metrics,
             log=self._log,
         )
+
+
+def _tokens(
+    auth: AuthConfig, *, missing: Callable[[str], None], metrics: Metrics, clock: Clock
+) -> TokenJudge | None:
+    """None where no provider's tokens are accepted: then nobody pays for the library that checks signatures."""
+    if not auth.issuers:
+        return None
+    from headrace.gateway.tokens import Tokens  # noqa: PLC0415
+
+    return Tokens(auth.issuers, missing=missing, metrics=metrics, clock=clock)
 
 
 def check_certificate(server: ServerConfig) -> None:

@@ -23,6 +23,7 @@ from headrace.core.leases import (
     Sated,
     Want,
 )
+from headrace.core.signing import KeySet
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.gateway.idempotency import KeptAnswer
 from headrace.protocols.frames import FrameParser, FrameTooLarge, frame
@@ -97,6 +98,12 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag=29):
     key: bytes
 
 
+class KeyMissing(msgspec.Struct, frozen=True, array_like=True, tag=30):
+    """Up: a token names a key that this provider hasn't published as far as we know."""
+
+    issuer: str
+
+
 class Drained(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """Up: the worker has nothing in progress any more; `cut` requests it had to cut."""
 
@@ -117,6 +124,12 @@ class Publish(msgspec.Struct, frozen=True, array_like=True, tag=41):
     """Down: what is offered from now on."""
 
     snapshot: FleetSnapshot
+
+
+class Keys(msgspec.Struct, frozen=True, array_like=True, tag=48):
+    """Down: a provider's keys were looked at."""
+
+    key_set: KeySet
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True, tag=46):
@@ -163,6 +176,7 @@ Up = (
     | Begin
     | Keep
     | Drop
+    | KeyMissing
     | Drained
     | Want
     | Return
@@ -172,6 +186,7 @@ Up = (
 Down = (
     Start
     | Publish
+    | Keys
     | Found
     | Begun
     | AskReport

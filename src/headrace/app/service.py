@@ -19,10 +19,12 @@ from headrace.app.status import REQUEST_COUNTS, ended_requests, service_status
 from headrace.app.workers import Workers
 from headrace.config import Config
 from headrace.control.api import AdminServer, admin_token
+from headrace.control.issuers import Issuers, LookRules
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, leaves
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
+from headrace.core.signing import KeySet
 from headrace.stores import sqlite
 from headrace.stores.ledger import Ledger
 from headrace.stores.registry import StoredModel
@@ -56,6 +58,10 @@ class Front(Protocol):
         ...
 
     def publish(self, snapshot: FleetSnapshot) -> None: ...
+
+    def take_keys(self, key_set: KeySet) -> None:
+        """An identity provider's keys were looked at."""
+        ...
 
     def found(self, replica: ReplicaId) -> None:
         """A probe has found a replica after it had not answered one."""
@@ -123,6 +129,15 @@ class Service:
             on_recovery=lambda outage_s: self._log.event("ledger.recovered", outage_s=outage_s),
         )
         self._ledger.start()
+        auth = config.auth
+        self._issuers = Issuers(
+            auth.issuers,
+            LookRules(auth.keys_refresh_s, auth.keys_gap_s, auth.keys_keep_s),
+            publish=lambda key_set: self._front.take_keys(key_set),
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+        )
         self._front = self._build_front(chance)
         self._control = ControlPlane(
             config,
@@ -160,6 +175,7 @@ class Service:
                 running = [
                     tasks.create_task(self._front.run(opened=self._opened), name="front"),
                     tasks.create_task(self._control.run(), name="control"),
+                    tasks.create_task(self._issuers.run(), name="issuers"),
                 ]
                 await self._stop.wait()
                 cut = await self._drain()
@@ -192,6 +208,7 @@ class Service:
                 log=self._log,
                 clock=self._clock,
                 chance=chance,
+                key_missing=self._issuers.missing,
             )
         return Workers(
             self._config,
@@ -200,6 +217,7 @@ class Service:
             metrics=self._metrics,
             log=self._log,
             tell=self._tell,
+            key_missing=self._issuers.missing,
             clock=self._clock,
             chance=chance,
         )

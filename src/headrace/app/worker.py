@@ -88,6 +88,7 @@ class Worker:
             log=log,
             clock=self._clock,
             chance=random.Random(os.urandom(32)),
+            key_missing=lambda issuer: self._link.send(wire.KeyMissing(issuer)),
             lender=Lender(self._link.send, self._answers, workers=start.workers, port=start.port),
         )
         for message in self._early:
@@ -142,6 +143,8 @@ class Worker:
                 plane.end_drain()
             case wire.Publish(snapshot):
                 plane.publish(snapshot)
+            case wire.Keys(key_set):
+                plane.take_keys(key_set)
             case wire.Begun():
                 self._answers.received(message)
             case wire.Found(replica):

@@ -22,6 +22,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.core.leases import AskRate, Return, ReturnRate, Want
+from headrace.core.signing import KeySet
 from headrace.gateway.listener import reserve_port
 from headrace.policies.restart import RestartPolicy
 from headrace.stores.ledger import Ledger
@@ -98,6 +99,7 @@ class Workers:
         metrics: Metrics,
         log: Log,
         tell: Callable[[str], None],
+        key_missing: Callable[[str], None],
         clock: Clock,
         chance: Chance,
     ) -> None:
@@ -108,6 +110,7 @@ class Workers:
         self._metrics = metrics
         self._log = log
         self._tell = tell
+        self._key_missing = key_missing
         self._clock = clock
         self._chance = chance
         # Short: while none of them is up the port is closed, and what killed one may come again and again.
@@ -117,6 +120,7 @@ class Workers:
         self._seats = [_Seat(number) for number in range(count)]
         self._sockets: list[socket.socket] = []
         self._snapshot = FleetSnapshot()
+        self._key_sets: dict[str, KeySet] = {}
         self._gone = Metrics()
         for ours in (self._metrics, self._gone):
             # The smallest of the workers' is shown, and what nobody sets must not be it.
@@ -156,6 +160,12 @@ class Workers:
             if seat.is_linked and seat.link is not None:
                 seat.link.send(wire.Publish(snapshot))
         self._authority.publish(snapshot)
+
+    def take_keys(self, key_set: KeySet) -> None:
+        self._key_sets[key_set.issuer] = key_set
+        for seat in self._seats:
+            if seat.is_linked and seat.link is not None:
+                seat.link.send(wire.Keys(key_set))
 
     def found(self, replica: ReplicaId) -> None:
         for seat in self._seats:
@@ -331,6 +341,8 @@ class Workers:
             case wire.Records(entries):
                 for usage, executions in entries:
                     self._ledger.append(usage, executions)
+            case wire.KeyMissing(issuer):
+                self._key_missing(issuer)
             case wire.Line(text):
                 self._log.relay(text)
             case wire.Report(answers, plane, counted):
@@ -358,6 +370,8 @@ class Workers:
         seat.link.send(wire.LedgerBehind(self._ledger.is_behind))
         # Before it opens the port: the first caller finds the models, and their slots.
         seat.link.send(wire.Publish(self._snapshot))
+        for key_set in self._key_sets.values():
+            seat.link.send(wire.Keys(key_set))
         seat.is_linked = True
         self._authority.joined(seat.number, seat.link.send)
 

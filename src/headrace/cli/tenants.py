@@ -1,11 +1,13 @@
 """`headrace tenants`: who may call, within which limits, and what else is agreed with them."""
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.cli import common, durations, identity, limit_text
+from headrace.core.clock import SystemClock
 from headrace.core.tenant import PRIORITIES, WEIGHT_MAX
 from headrace.stores import agreements
 from headrace.stores.tenants import TenantRecord
@@ -16,6 +18,12 @@ def _number(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number, or `default`") from None
+
+
+def _since_s(text: str) -> int:
+    """Unix seconds, rounded up: of two tokens from the second of the moment itself, nobody knows which was first."""
+    now_s = SystemClock().wall_s()
+    return math.ceil(now_s if text == "now" else durations.unix_s(durations.moment(text), now_s=now_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,13 @@ OPTIONS = (
         "whose tenant it is, where one customer has several; a-z, 0-9 and `-` (default: nobody's)",
         read=str,
         heading="organization",
+    ),
+    Option(
+        "--tokens-valid-from",
+        "tokens_valid_from_s",
+        "WHEN",
+        "refuse tokens of identity providers issued before: `now`, a date or time, a span back (default: refuse none)",
+        read=_since_s,
     ),
 )
 

@@ -76,15 +76,19 @@ class InvalidRequest(RequestError):
 
 
 class Unauthenticated(RequestError):
-    """401: no key, or not one of ours. The message never says which."""
+    """401: no key and no token, or none that we know. The message never says which."""
 
     status = 401
     code = "unauthenticated"
     type = "authentication_error"
 
+    MESSAGE: ClassVar = (
+        "a valid API key, or a token of a provider known here, is required: `Authorization: Bearer ...`"
+    )
+
 
 class Forbidden(RequestError):
-    """403: a valid key that may not do this."""
+    """403: a valid key or token that may not do this."""
 
     status = 403
     code = "forbidden"

@@ -101,12 +101,14 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         organization: Whose tenant it is, where one customer has several.
         tokens_per_minute, tokens_burst: As in TenantLimits; None where the service's default applies.
         model_limits: Limits of the tenant's requests for single models, beside its own, by the model's name.
+        tokens_valid_from_s: Tokens of identity providers that were issued before that Unix time are refused; 0 refuses none.
     """
 
     organization: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z")] = ""
     tokens_per_minute: _Amount | None = None
     tokens_burst: _Amount | None = None
     model_limits: dict[str, TenantLimits] = {}
+    tokens_valid_from_s: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 @dataclass(frozen=True, slots=True)

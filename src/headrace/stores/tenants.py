@@ -9,8 +9,8 @@ from pathlib import Path
 from headrace.core import keys as key_format
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
-from headrace.core.ids import TenantId
-from headrace.core.tenant import PRIORITIES, Principal, TenantLimits, TenantShare
+from headrace.core.ids import KeyId, TenantId
+from headrace.core.tenant import PRIORITIES, Principal, TenantLimits, TenantShare, TenantTerms
 from headrace.stores import agreements, audit, keys, opening, pepper
 from headrace.stores.agreements import Agreement, LimitOverrides
 from headrace.stores.audit import Act, Action
@@ -205,14 +205,7 @@ class TenantStore:
         """
         with self._database.snapshot():
             self._seen = _revision(self._database)
-            agreed = {
-                tenant.name: (
-                    tenant.agreement.limits_over(defaults),
-                    tenant.agreement.share.part(workers),
-                    tenant.agreement.terms,
-                )
-                for tenant in _tenants(self._database, "")
-            }
+            agreed = _agreed(self._database, defaults, workers=workers)
             rows = self._database.rows(
                 "SELECT digest, tenant, id, expires_s FROM api_key"
                 " WHERE revoked_s IS NULL AND (expires_s IS NULL OR expires_s > ?)",
@@ -222,6 +215,12 @@ class TenantStore:
                 digest: KeyEntry(Principal(tenant, key_id, *agreed[tenant]), expires_s)
                 for digest, tenant, key_id, expires_s in rows
             }
+
+    def keyless(self, defaults: TenantLimits, *, workers: int = 1) -> dict[TenantId, Principal]:
+        """Every tenant as a caller without a key, for the gateway to match tokens with; the arguments are `key_ring`'s."""
+        with self._database.snapshot():
+            agreed = _agreed(self._database, defaults, workers=workers)
+        return {name: Principal(name, KeyId(""), *terms) for name, terms in agreed.items()}
 
     def revision(self) -> int:
         """Grows with every change of a tenant or key; what `key_ring` read last is `ring_revision`."""
@@ -284,6 +283,20 @@ def open_tenants(
         database.close()
         raise
     return TenantStore(database, secret, clock=clock, actor=actor)
+
+
+def _agreed(
+    database: Database, defaults: TenantLimits, *, workers: int
+) -> dict[TenantId, tuple[TenantLimits, TenantShare, TenantTerms]]:
+    """What holds for each tenant, as a Principal has it."""
+    return {
+        tenant.name: (
+            tenant.agreement.limits_over(defaults),
+            tenant.agreement.share.part(workers),
+            tenant.agreement.terms,
+        )
+        for tenant in _tenants(database, "")
+    }
 
 
 def _row(agreement: Agreement) -> tuple[int | str | None, ...]:

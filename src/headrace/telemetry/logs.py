@@ -137,6 +137,16 @@ EVENTS: dict[str, Event] = {
     ),
     "keys.reloaded": Event(Level.INFO, "Changed API keys are in force.", ("keys", "tenants")),
     "keys.failing": Event(Level.ERROR, "Changed API keys can't be read; those in force stay.", ("error",)),
+    "issuer.answered": Event(
+        Level.INFO,
+        "An identity provider has shown its keys, for the first time or again.",
+        ("issuer", "keys"),
+    ),
+    "issuer.failing": Event(
+        Level.ERROR,
+        "An identity provider doesn't show its keys; the last ones stay for `auth.keys_keep_s`. Said once.",
+        ("issuer", "error", "keys"),
+    ),
     "ledger.failing": Event(
         Level.ERROR,
         "Usage records can't be written; they wait in memory.",

@@ -233,6 +233,26 @@ class Metrics:
         series_max=256,
     )
 
+    # Tokens of identity providers.
+    token_signatures: Counter = _counter(
+        "headrace_token_signatures_total",
+        "Signatures of tokens that were checked, by what came of it: good, bad.",
+        labels=("result",),
+        series_max=2,
+    )
+    issuer_looks: Counter = _counter(
+        "headrace_issuer_looks_total",
+        "Times that an identity provider was asked for its keys, by what came of it: answered, failed.",
+        labels=("issuer", "result"),
+        series_max=64,
+    )
+    issuer_keys: Gauge = _gauge(
+        "headrace_issuer_keys",
+        "Keys of the identity provider that tokens are checked with now.",
+        labels=("issuer",),
+        series_max=32,
+    )
+
     # The service itself.
     ledger_backlog: Gauge = _gauge("headrace_ledger_backlog", "Usage records that are not on disk yet.")
     ledger_committed: Counter = _counter("headrace_ledger_committed_total", "Usage records on disk.")
