@@ -128,6 +128,8 @@ def test_a_port_is_a_port(port: int, section_key: str) -> None:
         ({"upstreams": [{"slots": 4}]}, "`upstreams[0].url` is required"),
         ({"engine": {"chat_model": 1}}, "`engine.chat_model`: expected text in quotes, got a whole number"),
         ({"media": {"urls": "allow"}}, "`media.urls` must be one of 'refuse', 'fetch', got 'allow'"),
+        ({"upstreams": [{"url": "u"}, {"url": "u", "cache_isolation": "off"}]},
+         "`upstreams[1].cache_isolation` must be one of 'auto', 'salt', 'slots', 'prompt', 'off_per_request', 'none', got 'off'"),
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_is_refused_with_its_key_and_what_it_takes(
@@ -142,6 +144,21 @@ def test_an_upstream_has_at_least_one_slot() -> None:
 
 
 # Files
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"cache_isolation": "none"},
+        {"shared_cache_reason": "we are one"},
+        {"cache_isolation": "none", "shared_cache_reason": " "},
+    ],
+)
+def test_a_cache_is_shared_by_tenants_only_with_a_reason_in_words(given: dict[str, str]) -> None:
+    """T42: nobody switches the isolation off in passing."""
+    told = refusal(upstreams=[{"url": "http://a", **given}])
+    assert "`upstreams[0].cache_isolation" in told
+    assert "shared_cache_reason" in told
 
 
 def test_a_file_is_read_as_what_it_says(tmp_path: Path) -> None:

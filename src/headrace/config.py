@@ -216,6 +216,16 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 0
 
 
+class PrefixCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The names of prefix cache partitions; see core.isolation.
+
+    Attributes:
+        salt_rotation: Raise it, and whatever engines have cached so far is found by nobody any more.
+    """
+
+    salt_rotation: int = 0
+
+
 class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server that already runs.
 
@@ -224,12 +234,17 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         slots: Requests that it may get at once.
         api_key: Reference to its key, `env:NAME` or `file:PATH`; never the key itself.
         ca_file: PEM file of the authorities that may sign its certificate; "" for those of the system.
+        cache_isolation: What keeps the prompts of different tenants apart in its prefix cache: "auto", by what kind of
+            server it is, or one of "salt", "slots", "prompt", "off_per_request", "none"; see docs/concepts/cache-isolation.md.
+        shared_cache_reason: Why tenants may share its cache; required for "none", and shown in `headrace status`.
     """
 
     url: str
     slots: int = 64
     api_key: str = ""
     ca_file: str = ""
+    cache_isolation: Literal["auto", "salt", "slots", "prompt", "off_per_request", "none"] = "auto"
+    shared_cache_reason: str = ""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -245,6 +260,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auth: AuthConfig = AuthConfig()
     media: MediaConfig = MediaConfig()
     engine: EngineConfig = EngineConfig()
+    prefix_cache: PrefixCacheConfig = PrefixCacheConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
 
 
@@ -358,17 +374,24 @@ def _told(error: msgspec.ValidationError, raw: dict[str, Any]) -> str:
     if found.startswith("Object missing required field"):
         return f"`{key}.{found.split('`')[1]}` is required"
     if found.startswith("Invalid enum value"):
-        section, _, name = key.partition(".")
-        accepted = get_args(get_type_hints(_section_type(section))[name])
-        return f"`{key}` must be one of {', '.join(map(repr, accepted))}, got {raw[section][name]!r}"
+        section, value = _where(key, raw)
+        accepted = get_args(get_type_hints(section)[key.rpartition(".")[2]])
+        return f"`{key}` must be one of {', '.join(map(repr, accepted))}, got {value!r}"
     for kind, words in _KINDS.items():
         found = found.replace(kind, words)
     return f"`{key}`: {found[0].lower()}{found[1:]}"
 
 
-def _section_type(section: str) -> type[msgspec.Struct]:
+_UPSTREAM = re.compile(r"upstreams\[(\d+)\]")
+
+
+def _where(key: str, raw: dict[str, Any]) -> tuple[type[msgspec.Struct], Any]:
+    """The struct that has that key as a field, and what the file says there."""
+    section, _, name = key.partition(".")
+    if (upstream := _UPSTREAM.fullmatch(section)) is not None:
+        return UpstreamConfig, raw["upstreams"][int(upstream[1])][name]
     kind: type[msgspec.Struct] = get_type_hints(Config)[section]
-    return kind
+    return kind, raw[section][name]
 
 
 _AT_LEAST: dict[str, float] = {
@@ -420,6 +443,7 @@ _AT_LEAST: dict[str, float] = {
     "engine.slots": 1,
     "engine.context_tokens": 256,
     "engine.threads": 0,
+    "prefix_cache.salt_rotation": 0,
 }
 
 
@@ -459,3 +483,9 @@ def _check_ranges(config: Config, *, file: str) -> None:
     for index, upstream in enumerate(config.upstreams):
         if upstream.slots < 1:
             raise ConfigError(f"{file}: `upstreams[{index}].slots` must be at least 1, got {upstream.slots}")
+        is_shared = upstream.cache_isolation == "none"
+        if is_shared != bool(upstream.shared_cache_reason.strip()):
+            raise ConfigError(
+                f'{file}: `upstreams[{index}].cache_isolation = "none"` and `upstreams[{index}].shared_cache_reason` '
+                "go together: say why tenants may see in the timing of answers what others have asked"
+            )

@@ -39,6 +39,7 @@ SAID: dict[str, Any] = {
             "ready": 1,
             "queued": 1,
             "expected_wait_s": 2.34,
+            "cache_isolation": "salt",
             "replicas": [
                 {
                     "id": "small-0",
@@ -49,6 +50,7 @@ SAID: dict[str, Any] = {
                     "slots": 4,
                     "in_flight": 2,
                     "circuit": "open",
+                    "cache_risk": "its salts may be ignored",
                     "pid": 99,
                     "cold_start_s": {"launch": 0.21, "load": 1.14, "warm": None},
                 }
@@ -101,9 +103,10 @@ def test_status_shows_the_service_its_models_and_its_replicas(
         "connections 5, in flight 2, queued 1",
         "requests since the start: 40 delivered, 26 refused (20 queue_full, 6 rate_limited), 1 failed (1 upstream_lost)",
         "usage records: 1842 on disk, 0 waiting, 0 failures",
+        "prompt cache of small-0: its salts may be ignored",
         "",
-        "MODEL TASKS REVISION READY QUEUED WAIT (S)",
-        "small chat 4f6c1f1e90ab 1/1 1 2.3",
+        "MODEL TASKS REVISION READY QUEUED WAIT (S) CACHE ISOLATION",
+        "small chat 4f6c1f1e90ab 1/1 1 2.3 salt",
         "",
         "REPLICA MODEL STATE REASON GENERATION RESTARTS SLOTS IN FLIGHT COLD START (S)",
         "small-0 small ready (ejected) - 2 1 4 2 launch 0.2 + load 1.1",

@@ -15,6 +15,7 @@ from headrace.control import probes
 from headrace.control.upstreams import Upstream, UpstreamLimits, tasks_of
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import ReplicaState, Task
+from headrace.core.isolation import CacheIsolation
 from tests.control.rig import Record, eventually, reconciling
 from tests.support.raw_replica import raw_replica
 
@@ -26,6 +27,7 @@ class Server:
 
     def __init__(self, *models: dict[str, Any]) -> None:
         self.models = list(models)
+        self.slots = 0  # as a server of llama.cpp tells them
         self.status = 200
         self.is_slow = False
         self.probes = 0
@@ -52,9 +54,14 @@ class Server:
         self.authorizations += [
             line.partition(": ")[2] for line in head.split("\r\n") if "Authorization" in line
         ]
-        assert head.startswith("GET /v1/models HTTP/1.1\r\n")
+        answers: dict[str, Any] = {
+            "/v1/models": {"object": "list", "data": self.models},
+            "/props": {"total_slots": self.slots, "chat_template": ""},
+        }
+        method, path, _ = head.split("\r\n")[0].split(" ")
+        assert method == "GET"
         if not self.is_slow:
-            body = json.dumps({"object": "list", "data": self.models})
+            body = json.dumps(answers[path])
             writer.write(f"HTTP/1.1 {self.status} X\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         else:
             await reader.read()  # until the probe gives up
@@ -302,6 +309,9 @@ def test_the_authorization_is_sent_and_never_shown() -> None:
     [
         ({"owned_by": "vllm", "max_model_len": 32768}, "vllm", False, 32768),
         ({"owned_by": "llamacpp", "meta": {"n_ctx": 4096, "n_vocab": 9}}, "llama.cpp", True, 4096),
+        ({"owned_by": "sglang"}, "sglang", False, 0),
+        ({"owned_by": "tensorrt_llm"}, "tensorrt_llm", False, 0),
+        ({"owned_by": "vllm", "cache_isolation": None}, "headrace", False, 0),
         ({"owned_by": "headrace-scripted"}, "scripted", False, 0),
         ({"owned_by": "somebody", "meta": None}, "openai", False, 0),
     ],
@@ -321,6 +331,74 @@ def test_the_dialect_is_read_from_the_list_of_models(
         assert not replica.traits.partitions_slots
         deployment = record.snapshots[-1].deployments["model"]
         assert (deployment.context_tokens, deployment.owner) == (context_tokens, row["owned_by"])
+
+    asyncio.run(scenario())
+
+
+def isolating(server: Server, isolation: CacheIsolation) -> Upstream:
+    return Upstream(server.url, slots=8, isolation=isolation)
+
+
+@pytest.mark.parametrize(
+    ("owned_by", "isolation", "slots", "reason"),
+    [
+        ("llamacpp", CacheIsolation.SALT, 8, 'cache_isolation = "salt"'),
+        ("vllm", CacheIsolation.SLOTS, 8, 'cache_isolation = "slots"'),
+        ("somebody", CacheIsolation.OFF, 8, 'cache_isolation = "off_per_request"'),
+        ("llamacpp", CacheIsolation.SLOTS, 7, "`slots` is 8, and the server has 7"),
+    ],
+)
+def test_a_server_that_would_not_isolate_as_asked_is_not_used(
+    owned_by: str, isolation: CacheIsolation, slots: int, reason: str
+) -> None:
+    """T42: what an operator relies on holds, or there is no answer; and why is to be read in the status."""
+
+    async def scenario() -> None:
+        server = Server({"id": "model", "owned_by": owned_by})
+        server.slots = slots
+        record = Record()
+        async with server.running():
+            upstreams = [isolating(server, isolation)]
+            async with reconciling(record, upstreams=upstreams, upstream_limits=QUICKLY) as reconciler:
+                await eventually(lambda: server.probes >= 6)
+                (status,) = reconciler.status()
+        assert status.state is ReplicaState.FAILED
+        assert reason in status.reason
+        assert record.replicas("model") == ()
+
+    asyncio.run(scenario())
+
+
+def test_slots_of_a_server_of_llama_cpp_are_assigned_where_it_has_them_all() -> None:
+    """And one answer at a time: it would spread several over slots of its own choosing."""
+
+    async def scenario() -> None:
+        server = Server({"id": "model", "owned_by": "llamacpp"})
+        server.slots = 8
+        record = Record()
+        async with server.running():
+            upstreams = [isolating(server, CacheIsolation.SLOTS)]
+            async with reconciling(record, upstreams=upstreams, upstream_limits=QUICKLY) as reconciler:
+                (replica,) = await eventually(lambda: record.replicas("model"))
+                (status,) = reconciler.status()
+        assert replica.traits.partitions_slots
+        assert status.traits == replica.traits
+        assert record.snapshots[-1].deployments["model"].choices_max == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_deployment_takes_token_ids_only_if_each_of_its_servers_does() -> None:
+    """Where a salt is the first line of a prompt, the prompt must be text."""
+
+    async def scenario() -> None:
+        first, second = Server({"id": "model"}), Server({"id": "model"})
+        record = Record()
+        async with first.running(), second.running():
+            upstreams = [isolating(first, CacheIsolation.PROMPT), upstream(second)]
+            async with reconciling(record, upstreams=upstreams, upstream_limits=QUICKLY):
+                await eventually(lambda: len(record.replicas("model")) == 2)
+        assert not record.snapshots[-1].deployments["model"].takes_token_ids
 
     asyncio.run(scenario())
 

@@ -242,7 +242,7 @@ def test_models_are_listed_and_shown(edge: Edge) -> None:
     listed = edge.ask("GET", "/v1/models").json
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["org/model", "scripted"]
-    assert set(listed["data"][0]) == {"id", "object", "created", "owned_by"}
+    assert set(listed["data"][0]) == {"id", "object", "created", "owned_by", "cache_isolation"}
     assert edge.ask("GET", "/v1/models/scripted").json == listed["data"][1]
 
 

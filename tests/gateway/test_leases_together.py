@@ -17,6 +17,7 @@ from headrace.core.leases import Deny, Lending, Want, slots_of
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal, TenantLimits
+from headrace.engines.openai_compatible import DIALECTS
 from headrace.gateway.dispatch import Slot
 from headrace.gateway.leased_dispatch import LeasedDispatch
 from headrace.gateway.walk import Signal, Walk
@@ -34,7 +35,8 @@ LIMITS = {"narrow": NARROW, "wide": WIDE}
 
 
 def replica(name: str, *, slots: int, has_caches: bool = False) -> Replica:
-    return Replica(ReplicaId(name), "127.0.0.1", 1, slots, EngineTraits(partitions_slots=has_caches))
+    traits = DIALECTS["embedded"] if has_caches else EngineTraits()
+    return Replica(ReplicaId(name), "127.0.0.1", 1, slots, traits)
 
 
 def fleet(*replicas: Replica) -> FleetSnapshot:

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from headrace.core.clock import ManualClock
 from headrace.core.errors import Forbidden, HeadraceError, Saturated, Unauthenticated
 from headrace.core.ids import KeyId, TenantId
+from headrace.core.isolation import CachePartitions
 from headrace.core.signing import KeySet
-from headrace.core.tenant import Principal, Scope, TenantLimits, TenantTerms
+from headrace.core.tenant import CacheBoundary, Principal, Scope, TenantLimits, TenantTerms
 from headrace.gateway import tokens
 from headrace.gateway.tokens import BAD_SIGNATURES_PER_S, Tokens
 from headrace.policies.issuers import Issuer, ScopeRule
@@ -51,7 +52,13 @@ class Rig:
         self.clock = ManualClock()
         self.metrics = Metrics()
         self.missed: list[str] = []
-        self.tokens = Tokens([issuer], missing=self.missed.append, metrics=self.metrics, clock=self.clock)
+        self.tokens = Tokens(
+            [issuer],
+            partitions=CachePartitions(bytes(32)),
+            missing=self.missed.append,
+            metrics=self.metrics,
+            clock=self.clock,
+        )
         self.tokens.replace({TenantId(name): tenant(name) for name in ("acme", "globex")})
         self.tokens.take_keys(key_set(FIRST, RSA))
 
@@ -94,6 +101,27 @@ def test_a_token_is_its_tenants_and_its_users_until_it_expires() -> None:
     rig.clock.advance(1)
     assert rig.refusal(token).reason == "token_expired"
     assert rig.checked() == 1
+
+
+def test_the_holder_of_a_token_shares_a_prefix_cache_with_its_tenant_or_with_nobody() -> None:
+    """T42: with the tenant's keys by default, with no other user where users are kept apart, and with a key in no case then."""
+    rig, partitions = Rig(), CachePartitions(bytes(32))
+
+    def partition(user: str | None) -> str:
+        return rig.tokens.find(rig.token(sub=user)).principal.cache_partition
+
+    assert (
+        partition("anna") == partition("boris") == partitions.of(TenantId("acme"), KeyId("k"), TenantTerms())
+    )
+    for boundary in (CacheBoundary.USER, CacheBoundary.KEY):
+        rig.tokens.replace({TenantId("acme"): tenant("acme", cache_boundary=boundary)})
+        terms = TenantTerms(cache_boundary=boundary)
+        keys = {
+            partitions.of(TenantId("acme"), KeyId("k"), terms, user=user) for user in ("anna", "boris", "")
+        }
+        holders = {partition("anna"), partition("boris")}
+        assert len(holders) == 2
+        assert holders.isdisjoint(keys)
 
 
 def test_twins_with_one_beginning_are_never_taken_for_each_other() -> None:

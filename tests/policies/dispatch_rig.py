@@ -4,6 +4,7 @@ from random import Random
 
 from headrace.core.fleet import Deployment, EngineTraits, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.isolation import CacheIsolation
 from headrace.core.tenant import Priority, TenantShare
 from headrace.policies.admission import QueueBounds
 from headrace.policies.dispatch import Dispatcher
@@ -18,7 +19,7 @@ SHARES = {
     "beta": TenantShare(Priority.HIGH, weight=2),
     "corp": TenantShare(reserved_slots=1),
 }
-PARTITIONED = EngineTraits(partitions_slots=True)
+PARTITIONED = EngineTraits(isolation=CacheIsolation.SLOTS)
 OURS = EngineTraits(is_ours=True)
 
 

@@ -247,7 +247,7 @@ def test_a_slot_tells_its_next_worker_whose_prompts_it_holds_and_a_lost_one_tell
     pool.settled(2)
     [(_, again)] = pool.offer(0)
     assert isinstance(again, Grant)
-    assert [slot.last_tenant for slot in again.slots] == [None]
+    assert [slot.last_partition for slot in again.slots] == [None]
 
 
 def test_slots_of_a_vanished_replica_come_back_without_a_word_about_their_tenants() -> None:

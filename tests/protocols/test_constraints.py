@@ -243,7 +243,7 @@ def test_an_alias_hides_no_larger_bound(name: str, value: int) -> None:
     ("name", "value"),
     [
         ("n_predict", -1), ("n_cmpl", 0), ("n_probs", 10_000), ("prompt_logprobs", 10_000), ("min_tokens", -1), ("bad_words", ["x"] * 301),
-        ("stop_token_ids", list(range(5000))), ("allowed_token_ids", [-1]), ("id_slot", 2**40), ("timings_per_token", 1), ("cache_prompt", "x"),
+        ("stop_token_ids", list(range(5000))), ("allowed_token_ids", [-1]), ("timings_per_token", 1),
         ("stream_options", {"include_usage": True, "x": "y" * 2000}),
     ],
 )  # fmt: skip

@@ -82,6 +82,8 @@ def scripted_engine(
     owned_by: str = "headrace-scripted",
     port: int = 0,
     log: bool = False,
+    prefix_cache: int = 0,
+    prefill_tokens_per_s: float = 0,
 ) -> Iterator[ScriptedEngine]:
     """A scripted engine on a free port (or `port`), serving when it is handed over and gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="scripted-") as folder:
@@ -89,6 +91,7 @@ def scripted_engine(
         command = [sys.executable, "-m", "headrace", "engine", "scripted", "--port", str(port)]
         command += ["--slots", str(slots), "--ttft-ms", str(ttft_ms), "--itl-ms", str(itl_ms)]
         command += ["--tokens", str(tokens), "--model", *models, "--owned-by", owned_by, "--fault", faults]
+        command += ["--prefix-cache", str(prefix_cache), "--prefill-tokens-per-s", str(prefill_tokens_per_s)]
         if log_file is not None:
             log_file.touch()
             command += ["--log", str(log_file)]

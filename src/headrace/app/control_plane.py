@@ -14,6 +14,7 @@ from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.core.clock import Clock
 from headrace.core.fleet import Deployment, FleetSnapshot, ReplicaState
 from headrace.core.ids import ReplicaId
+from headrace.core.isolation import CacheIsolation
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
@@ -63,6 +64,8 @@ class ControlPlane:
                     if upstream.api_key
                     else "",
                     upstream.ca_file,
+                    None if upstream.cache_isolation == "auto" else CacheIsolation(upstream.cache_isolation),
+                    upstream.shared_cache_reason,
                 )
                 for index, upstream in enumerate(config.upstreams)
             ],

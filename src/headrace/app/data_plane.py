@@ -13,6 +13,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, leaves
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.isolation import CachePartitions
 from headrace.core.leases import Lending
 from headrace.core.signing import KeySet
 from headrace.core.tenant import Principal, TenantLimits
@@ -62,9 +63,13 @@ class DataPlane:
         self._clock = clock
         self._port = 0
         self._tenants = tenants.open_tenants(data, clock=clock)
+        secret = pepper.load(data / pepper.NAME)
+        partitions = CachePartitions(secret, rotation=config.prefix_cache.salt_rotation)
         self._auth = Authenticator(
-            pepper.load(data / pepper.NAME),
-            tokens=_tokens(config.auth, missing=key_missing, metrics=metrics, clock=clock),
+            secret,
+            tokens=_tokens(
+                config.auth, partitions=partitions, missing=key_missing, metrics=metrics, clock=clock
+            ),
             clock=clock,
         )
         self._certificate = self._load_certificate()
@@ -134,7 +139,9 @@ class DataPlane:
         """The key ring, and where tokens are accepted, every tenant: one without a key may have tokens."""
         workers = 1 if self._lender is None else self._lender.workers
         defaults = _default_limits(self._config)
-        ring = self._tenants.key_ring(defaults, workers=workers)
+        ring = self._tenants.key_ring(
+            defaults, workers=workers, salt_rotation=self._config.prefix_cache.salt_rotation
+        )
         has_tokens = bool(self._config.auth.issuers)
         return ring, self._tenants.keyless(defaults, workers=workers) if has_tokens else {}
 
@@ -274,14 +281,19 @@ class DataPlane:
 
 
 def _tokens(
-    auth: AuthConfig, *, missing: Callable[[str], None], metrics: Metrics, clock: Clock
+    auth: AuthConfig,
+    *,
+    partitions: CachePartitions,
+    missing: Callable[[str], None],
+    metrics: Metrics,
+    clock: Clock,
 ) -> TokenJudge | None:
     """None where no provider's tokens are accepted: then nobody pays for the library that checks signatures."""
     if not auth.issuers:
         return None
     from headrace.gateway.tokens import Tokens  # noqa: PLC0415
 
-    return Tokens(auth.issuers, missing=missing, metrics=metrics, clock=clock)
+    return Tokens(auth.issuers, partitions=partitions, missing=missing, metrics=metrics, clock=clock)
 
 
 def check_certificate(server: ServerConfig) -> None:

@@ -55,6 +55,7 @@ def service_status(
                 "tasks": sorted(task.value for task in deployment.tasks),
                 "revision": deployment.revision,
                 "ready": len(deployment.replicas),
+                "cache_isolation": deployment.cache_isolation,
                 **_queue([plane.queues[name] for plane in planes if name in plane.queues]),
                 "replicas": rows[name],
             }
@@ -62,7 +63,15 @@ def service_status(
         ]
         # Servers that have never answered, so that nobody knows what they offer.
         + [
-            {"model": None, "tasks": [], "revision": "", "ready": 0, **_queue([]), "replicas": unknown}
+            {
+                "model": None,
+                "tasks": [],
+                "revision": "",
+                "ready": 0,
+                "cache_isolation": None,
+                **_queue([]),
+                "replicas": unknown,
+            }
             for name, unknown in rows.items()
             if name not in deployments
         ],
@@ -139,6 +148,8 @@ def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport], slots_max: in
         "circuit": max((load.circuit for load in loads), key=_SEVERITY.index, default=Circuit.CLOSED).value,
         "rest_s": max((load.rest_s for load in loads), default=0.0),
         "silent_s": max((load.silent_s for load in loads), default=0.0),
+        "cache_isolation": status.traits and status.traits.isolation,
+        "cache_risk": status.traits.cache_risk if status.traits is not None else "",
         "pid": status.pid,
         "cold_start_s": cold and {"launch": cold.launch_s, "load": cold.load_s, "warm": cold.warm_s},
         "gauges": dict(status.gauges),

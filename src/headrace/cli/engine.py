@@ -69,6 +69,20 @@ def add(commands: Any) -> None:
         "--itl-ms", type=float, default=0.0, metavar="MS", help="time between tokens (default: 0)"
     )
     added.add_argument("--tokens", type=int, default=20, help="tokens of an answer (default: 20)")
+    added.add_argument(
+        "--prefix-cache",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="keep that much of prompts, and find it again by prefix and `cache_salt` (default: nothing)",
+    )
+    added.add_argument(
+        "--prefill-tokens-per-s",
+        type=float,
+        default=0.0,
+        metavar="RATE",
+        help="how fast it reads a prompt, but for what is cached, before the first token (default: no time)",
+    )
     added.add_argument("--fault", default="", metavar="SCRIPT", help="what goes wrong, and when; see below")
     added.add_argument("--log", type=Path, metavar="FILE", help="append one JSON line per execution")
 
@@ -80,6 +94,8 @@ def _run_scripted(arguments: argparse.Namespace) -> None:
         ("--ttft-ms", arguments.ttft_ms, 0, 86_400_000),
         ("--itl-ms", arguments.itl_ms, 0, 86_400_000),
         ("--tokens", arguments.tokens, 0, 1_000_000),
+        ("--prefix-cache", arguments.prefix_cache, 0, 100_000_000),
+        ("--prefill-tokens-per-s", arguments.prefill_tokens_per_s, 0, 1_000_000_000),
     ):
         if not least <= value <= most:
             raise ConfigError(f"{option} must be between {least} and {most}, got {value}")
@@ -92,6 +108,8 @@ def _run_scripted(arguments: argparse.Namespace) -> None:
         ttft_s=arguments.ttft_ms / 1000,
         itl_s=arguments.itl_ms / 1000,
         tokens=arguments.tokens,
+        prefix_cache_tokens=arguments.prefix_cache,
+        prefill_tokens_per_s=arguments.prefill_tokens_per_s,
         faults=scripted_faults.parse(arguments.fault),
         log=arguments.log,
     )

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     print()
     common.print_table(
         [_deployment_row(each) for each in deployments],
-        headings=("model", "tasks", "revision", "ready", "queued", "wait (s)"),
+        headings=("model", "tasks", "revision", "ready", "queued", "wait (s)", "cache isolation"),
     )
     print()
     common.print_table(
@@ -128,7 +128,17 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
             f"usage records: {_shown(ledger.get('committed'))} on disk, "
             f"{_shown(ledger.get('backlog'))} waiting, {_shown(ledger.get('failed'))} failures"
         )
+    lines += _cache_risks(status.get("deployments", []))
     return lines
+
+
+def _cache_risks(deployments: list[dict[str, Any]]) -> list[str]:
+    """A line for each kind of risk, with the replicas that it is about."""
+    found: dict[str, dict[str, None]] = {}
+    for replica in (replica for each in deployments for replica in each.get("replicas", [])):
+        if risk := replica.get("cache_risk"):
+            found.setdefault(_shown(risk), {})[_shown(replica.get("id"))] = None
+    return [f"prompt cache of {', '.join(replicas)}: {risk}" for risk, replicas in found.items()]
 
 
 def _ended(requests: dict[str, dict[str, int]]) -> str:
@@ -160,6 +170,7 @@ def _deployment_row(deployment: dict[str, Any]) -> tuple[object, ...]:
         ready,
         deployment.get("queued"),
         f"{wait_s:.1f}" if wait_s else None,
+        _shown(deployment.get("cache_isolation")),
     )
 
 

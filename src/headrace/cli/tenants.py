@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.cli import common, durations, identity, limit_text
 from headrace.core.clock import SystemClock
-from headrace.core.tenant import PRIORITIES, WEIGHT_MAX
+from headrace.core.tenant import PRIORITIES, WEIGHT_MAX, CacheBoundary
 from headrace.stores import agreements
 from headrace.stores.tenants import TenantRecord
 
@@ -127,6 +127,21 @@ OPTIONS = (
         "WHEN",
         "refuse tokens of identity providers issued before: `now`, a date or time, a span back (default: refuse none)",
         read=_since_s,
+    ),
+    Option(
+        "--cache-group",
+        "cache_group",
+        "NAME",
+        "share prefix caches with the other tenants of that group; a-z, 0-9 and `-` (default: with nobody)",
+        read=str,
+        heading="cache group",
+    ),
+    Option(
+        "--cache-boundary",
+        "cache_boundary",
+        "WHAT",
+        f"whose prompts may share a prefix cache within it: {', '.join(CacheBoundary)} (default: tenant)",
+        read=str,
     ),
 )
 

@@ -34,13 +34,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """One row of a server's `/v1/models`; the numbers of tokens are 0 when it doesn't say."""
+    """One row of a server's `/v1/models`; the numbers of tokens are 0 when it doesn't say.
+
+    Attributes:
+        isolates_callers: It says what isolates its prefix cache: it is another headrace, which knows all of us as one caller.
+    """
 
     id: str
     owned_by: str
     created_s: int
     context_tokens: int
     vocabulary_tokens: int = 0
+    isolates_callers: bool = False
 
 
 async def canary(address: Address, *, model: str, task: Task, timeout_s: float) -> None:
@@ -67,10 +72,17 @@ async def offered_models(address: Address, *, timeout_s: float) -> tuple[Offered
             created_s=int(row.created),
             context_tokens=row.max_model_len or (row.meta.n_ctx if row.meta else 0),
             vocabulary_tokens=row.meta.n_vocab if row.meta else 0,
+            isolates_callers=row.cache_isolation is not msgspec.UNSET,
         )
         for row in _decode(response, _ModelList).data[:MODELS_MAX]
         if _NAME.fullmatch(row.id)
     )
+
+
+async def total_slots(address: Address, *, timeout_s: float) -> int:
+    """How many slots a server of llama.cpp has, which it tells in `/props`. Raises UpstreamError."""
+    response = await _ask(address, "GET", "/props", timeout_s=timeout_s)
+    return _decode(response, _Properties).total_slots
 
 
 async def gauges(address: Address, *, timeout_s: float) -> dict[str, float]:
@@ -135,6 +147,11 @@ class _ModelRow(msgspec.Struct):
     created: float = 0
     max_model_len: int | None = None
     meta: _ModelMeta | None = None
+    cache_isolation: Any = msgspec.UNSET
+
+
+class _Properties(msgspec.Struct):
+    total_slots: int
 
 
 class _ModelList(msgspec.Struct):

@@ -132,6 +132,7 @@ class EngineReplica:
             restarts=self._generation,
             cold_start=self._cold_start,
             gauges=self._gauges,
+            traits=DIALECTS["embedded"],
         )
 
     def deployment(self) -> Deployment:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.core.fleet import ReplicaState
+from headrace.core.fleet import EngineTraits, ReplicaState
 from headrace.core.ids import ReplicaId
 
 
@@ -35,6 +35,7 @@ class ReplicaStatus:
         pid: The engine's process, None for servers that others run and while there is none.
         restarts: Starts after the first one.
         gauges: The engine's own metrics as last scraped, without its prefix.
+        traits: What kind of engine it is; None while that isn't known.
     """
 
     deployment: str
@@ -46,6 +47,7 @@ class ReplicaStatus:
     restarts: int = 0
     cold_start: ColdStart | None = None
     gauges: Mapping[str, float] = field(default_factory=dict)
+    traits: EngineTraits | None = None
 
 
 def announcement(status: ReplicaStatus, *, is_ours: bool) -> str | None:
@@ -60,7 +62,8 @@ def announcement(status: ReplicaStatus, *, is_ours: bool) -> str | None:
             stages = f"launch {cold.launch_s:.2f}, load {cold.load_s:.2f}, first answer {cold.warm_s:.2f}"
             return f"ready        {model} after {cold.total_s:.2f} s ({stages})"
         case ReplicaState.READY:
-            return f"ready        {model} at {where}"
+            risk = status.traits.cache_risk if status.traits is not None else ""
+            return f"ready        {model} at {where}" + (f"; its prompt cache: {risk}" if risk else "")
         case ReplicaState.FAILED if is_ours:
             return f"failed       {model}: {status.reason}"
         case ReplicaState.PENDING if is_ours and status.reason:

@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 from headrace.control import probes
 from headrace.control.status import ReplicaStatus
 from headrace.core.errors import ConfigError, UpstreamError
-from headrace.core.fleet import Deployment, Replica, ReplicaState, Task
+from headrace.core.fleet import CHOICES_MAX, Deployment, EngineTraits, Replica, ReplicaState, Task
 from headrace.core.ids import ReplicaId
+from headrace.core.isolation import CacheIsolation
 from headrace.core.outcome import AttemptOutcome
 from headrace.engines import tls
-from headrace.engines.openai_compatible import dialect_of
+from headrace.engines.openai_compatible import DIALECTS, dialect_of, isolated
 
 _PATH = re.compile(r"[!-~]*")
 EMBEDDING_MARKS = ("embed", "minilm", "bge-", "e5-", "gte-")
@@ -28,12 +29,21 @@ class Upstream:
         slots: Requests that it may get at once.
         authorization: Value of the Authorization header to send, or "".
         ca_file: PEM file of the authorities that may sign its certificate; "" for those of the system.
+        isolation: How its prefix cache is to be isolated; None: by what kind of server it is.
+        shared_cache_reason: Why it need not be, where it isn't.
     """
 
     url: str
     slots: int
     authorization: str = field(default="", repr=False)
     ca_file: str = ""
+    isolation: CacheIsolation | None = None
+    shared_cache_reason: str = ""
+
+    def traits(self, model: probes.OfferedModel) -> EngineTraits:
+        """How to use the server for that model. Raises ConfigError where its cache can't be isolated as wanted."""
+        dialect = DIALECTS["headrace"] if model.isolates_callers else dialect_of(model.owned_by)
+        return isolated(dialect, self.isolation, reason=self.shared_cache_reason)
 
     def address(self) -> probes.Address:
         """Where it is. Raises ConfigError for a URL that the data path can't serve, or authorities that can't be read."""
@@ -106,8 +116,7 @@ class UpstreamWatch:
         self.address = upstream.address()
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
         self.id = ReplicaId(f"{host}:{self.address.port}{self.address.path_prefix}")
-        self._slots = upstream.slots
-        self._ca_file = upstream.ca_file
+        self._upstream = upstream
         self._limits = limits
         self._changed = changed
         self._found = found
@@ -138,12 +147,30 @@ class UpstreamWatch:
         before, known = self.statuses(), self._models
         try:
             models = await probes.offered_models(self.address, timeout_s=self._limits.probe_s)
+            unusable = await self._unusable(models)
         except UpstreamError as error:
             self._failed(error)
         else:
             # One that is listed twice has this server's slots once.
             self._answered(tuple({model.id: model for model in models}.values()))
+            if unusable:
+                self._state, self._reason, self._answers = ReplicaState.FAILED, unusable, 0
         self._tell_changes(before, known)
+
+    async def _unusable(self, models: tuple[probes.OfferedModel, ...]) -> str:
+        """Why its cache can't be isolated as the operator wants; "" if it can. Raises UpstreamError."""
+        try:
+            traits = [self._upstream.traits(model) for model in models]
+        except ConfigError as error:
+            return error.message
+        if any(each.partitions_slots for each in traits):
+            slots, has = (
+                self._upstream.slots,
+                await probes.total_slots(self.address, timeout_s=self._limits.probe_s),
+            )
+            if slots > has:  # for a number that it doesn't have it takes any slot, also one of another tenant
+                return f'cache_isolation = "slots": `slots` is {slots}, and the server has {has}'
+        return ""
 
     def _failed(self, error: UpstreamError) -> None:
         self._answers = 0
@@ -182,7 +209,9 @@ class UpstreamWatch:
             for status in before
             if status.deployment and status.deployment not in listed
         ]
-        if not changes and [_traits(model) for model in known] != [_traits(model) for model in self._models]:
+        if not changes and [_timeless(model) for model in known] != [
+            _timeless(model) for model in self._models
+        ]:
             changes = [after[0]]  # the same models, offered otherwise
         for status in changes:
             self._changed(status)
@@ -195,20 +224,29 @@ class UpstreamWatch:
             state=self._state,
             reason=self._reason,
             restarts=self._generation,
+            traits=self._known_traits(model),
         )
 
+    def _known_traits(self, model: str) -> EngineTraits | None:
+        """How that model's cache is isolated, for those who ask; None while nothing can be said."""
+        offered = next((each for each in self._models if each.id == model), None)
+        if offered is None or self._state is not ReplicaState.READY:
+            return None
+        return self._upstream.traits(offered)
+
     def _offer(self, model: probes.OfferedModel) -> Deployment:
+        traits = self._upstream.traits(model)
         replica = Replica(
             id=self.id,
             host=self.address.host,
             port=self.address.port,
-            slots=self._slots,
-            traits=dialect_of(model.owned_by),
+            slots=self._upstream.slots,
+            traits=traits,
             path_prefix=self.address.path_prefix,
             authorization=self.address.authorization,
             generation=self._generation,
             is_secure=self.address.tls is not None,
-            ca_file=self._ca_file,
+            ca_file=self._upstream.ca_file,
         )
         return Deployment(
             name=model.id,
@@ -218,6 +256,9 @@ class UpstreamWatch:
             replicas=(replica,),
             context_tokens=model.context_tokens,
             vocabulary_tokens=model.vocabulary_tokens,
+            takes_token_ids=traits.isolation is not CacheIsolation.PROMPT,
+            # An engine spreads several choices over slots of its own choosing, past our partition.
+            choices_max=1 if traits.partitions_slots else CHOICES_MAX,
             created_s=model.created_s,
             owner=model.owned_by or "upstream",
         )
@@ -231,9 +272,9 @@ def _shown(url: str) -> str:
     return _SECRET_PARTS.sub(lambda part: "//...@" if part[0].startswith("//") else part[0][0] + "...", url)
 
 
-def _traits(model: probes.OfferedModel) -> tuple[str, str, int, int]:
+def _timeless(model: probes.OfferedModel) -> probes.OfferedModel:
     """All of it but the time, which some servers make up anew for each answer."""
-    return model.id, model.owned_by, model.context_tokens, model.vocabulary_tokens
+    return replace(model, created_s=0)
 
 
 def tasks_of(model: str) -> frozenset[Task]:
@@ -258,6 +299,8 @@ def joined(offers: Iterable[Deployment]) -> dict[str, Deployment]:
         found[offer.name] = replace(
             first,
             replicas=first.replicas + offer.replicas,
+            takes_token_ids=first.takes_token_ids and offer.takes_token_ids,
+            choices_max=min(first.choices_max, offer.choices_max),
             context_tokens=_least_known(first.context_tokens, offer.context_tokens),
             vocabulary_tokens=_least_known(first.vocabulary_tokens, offer.vocabulary_tokens),
         )

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from headrace.core.ids import ReplicaId
+from headrace.core.isolation import CacheIsolation
+
+CHOICES_MAX = 8  # where nothing narrows it
 
 
 class Task(StrEnum):
@@ -33,8 +36,11 @@ class EngineTraits:
     Attributes:
         name: The dialect's name, for status and metrics.
         streams_only: The engine runs a non-streamed call to its end when the caller leaves, so we always stream from it.
-        partitions_slots: The engine's prefix cache is shared by all callers and cut into slots that we assign: a slot's
-            cache is reused only for the tenant that used the slot last.
+        isolation: What keeps the prompts of different tenants apart in its prefix cache.
+        salted: Paths of the endpoints that take a salt, where that is the isolation.
+        tells_cached: Paths whose answers may say how much of a prompt was cached: there the isolation is certain, so it was
+            the caller's own.
+        cache_risk: What an operator should know about the isolation, "" if nothing.
         reports_progress: Chunks carry cumulative token counts (`timings`) when asked, so that a cancelled answer is counted.
         stream_usage: `stream_options.include_usage` is understood.
         is_ours: We started it and start it again: a lost connection means that its process has ended, and that another
@@ -43,10 +49,17 @@ class EngineTraits:
 
     name: str = "openai"
     streams_only: bool = False
-    partitions_slots: bool = False
+    isolation: CacheIsolation = CacheIsolation.NONE
+    salted: frozenset[str] = frozenset()
+    tells_cached: frozenset[str] = frozenset()
+    cache_risk: str = ""
     reports_progress: bool = False
     stream_usage: bool = True
     is_ours: bool = False
+
+    @property
+    def partitions_slots(self) -> bool:
+        return self.isolation is CacheIsolation.SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,7 @@ class Deployment:
         constraint_pieces_max: How much may constrain one answer: properties and values in schemas, alternatives in
             grammars. An engine that builds its grammars where it generates holds up every stream while it does.
         takes_media: Whether messages may hold more than text.
+        takes_token_ids: Whether a prompt may be token ids. Not where text is put before each prompt to keep caches apart.
         choices_max: Largest `n` that one request may ask for.
         retry_after_s: How long a caller should wait while nothing is ready: the measured cold start where known.
     """
@@ -103,10 +117,17 @@ class Deployment:
     vocabulary_tokens: int = 0
     constraint_pieces_max: int = 10_000
     takes_media: bool = True
-    choices_max: int = 8
+    takes_token_ids: bool = True
+    choices_max: int = CHOICES_MAX
     created_s: int = 0
     owner: str = "headrace"
     retry_after_s: float = 5.0
+
+    @property
+    def cache_isolation(self) -> CacheIsolation | None:
+        """What a prompt can count on, whichever replica it meets: the weakest isolation; None while there are none."""
+        order = tuple(CacheIsolation)
+        return max((replica.traits.isolation for replica in self.replicas), key=order.index, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,10 @@ def slots_of(replica: Replica) -> PoolKey:
 
 
 class LentSlot(NamedTuple):
-    """A slot of an engine whose prefix cache is cut into slots, and the tenant whose prompts it may hold; None: unknown."""
+    """A slot of an engine whose prefix cache is cut into slots, and the partition whose prompts it may hold; None: unknown."""
 
     number: int
-    last_tenant: str | None
+    last_partition: str | None
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag=1):

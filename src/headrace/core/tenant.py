@@ -27,6 +27,8 @@ class Priority(IntEnum):
 PRIORITIES = {priority.word: priority for priority in Priority}
 """The bands by their names."""
 
+_NameOrNone = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z")]
+
 WEIGHT_MAX = 1000
 RESERVED_SLOTS_MAX = 100_000
 LIMIT_MAX = 1_000_000_000
@@ -90,6 +92,14 @@ class TenantShare:
         return dataclasses.replace(self, reserved_slots=-(-self.reserved_slots // workers))
 
 
+class CacheBoundary(StrEnum):
+    """Within one tenant: whose prompts may meet in an engine's prefix cache."""
+
+    TENANT = "tenant"
+    KEY = "key"
+    USER = "user"
+
+
 class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything agreed with a tenant beyond its limits and its share.
 
@@ -102,13 +112,24 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         tokens_per_minute, tokens_burst: As in TenantLimits; None where the service's default applies.
         model_limits: Limits of the tenant's requests for single models, beside its own, by the model's name.
         tokens_valid_from_s: Tokens of identity providers that were issued before that Unix time are refused; 0 refuses none.
+        cache_group: Tenants that name the same group share prefix caches; "" for a tenant of its own.
+        cache_boundary: Whose prompts may meet within the tenant.
     """
 
-    organization: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z")] = ""
+    organization: _NameOrNone = ""
     tokens_per_minute: _Amount | None = None
     tokens_burst: _Amount | None = None
     model_limits: dict[str, TenantLimits] = {}
     tokens_valid_from_s: Annotated[int, msgspec.Meta(ge=0)] = 0
+    cache_group: _NameOrNone = ""
+    cache_boundary: CacheBoundary = CacheBoundary.TENANT
+
+    def __post_init__(self) -> None:
+        if self.cache_group and self.cache_boundary is not CacheBoundary.TENANT:
+            raise ValueError(
+                f"`cache_group` shares between tenants what `cache_boundary` {self.cache_boundary.value} keeps apart "
+                "within one; set one of them"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +161,8 @@ class Principal:
         user: Which person or program of the tenant's the key was given to; "" where nobody said.
         key_limits: Limits of the key alone, beside its tenant's; None where it has none.
         has_levels: Whether other limits apply to it than those on the tenant's requests.
+        cache_partition: Whose prompts may share a prefix cache with this caller's, by a name that engines get as their salt;
+            see core.isolation. A secret of the service: kept out of repr, and never logged.
     """
 
     tenant: TenantId
@@ -150,6 +173,7 @@ class Principal:
     scope: Scope = Scope()
     user: str = ""
     key_limits: TenantLimits | None = None
+    cache_partition: str = dataclasses.field(default="", repr=False)
     has_levels: bool = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -258,7 +258,12 @@ def _with_counts(payload: bytes, question: Question, done: int, faults: Faults, 
     if is_running:
         extra["usage"] = _usage(question, done, faults)
     if question.wants_timings:
-        extra["timings"] = {"cache_n": 0, "prompt_n": question.prompt_tokens, "predicted_n": done}
+        cached = question.cached_tokens
+        extra["timings"] = {
+            "cache_n": cached,
+            "prompt_n": question.prompt_tokens - cached,
+            "predicted_n": done,
+        }
     return payload[:-1] + b"," + _encode(extra)[1:]
 
 
@@ -356,7 +361,10 @@ def _usage(question: Question, completion_tokens: int, faults: Faults) -> dict[s
         prompt_tokens = completion_tokens = 0
     if "negative" in modes:
         completion_tokens = -1
-    cached = max((int(mode.partition("=")[2]) for mode in modes if mode.startswith("cached=")), default=0)
+    cached = max(
+        (int(mode.partition("=")[2]) for mode in modes if mode.startswith("cached=")),
+        default=question.cached_tokens,
+    )
     prompt_tokens = max(prompt_tokens, cached)
     return {
         "prompt_tokens": prompt_tokens,

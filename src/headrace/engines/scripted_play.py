@@ -6,7 +6,7 @@ measures.
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -15,6 +15,7 @@ import msgspec
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError
 from headrace.engines import scripted_answer, scripted_faults, scripted_question
+from headrace.engines.scripted_cache import PrefixCache
 from headrace.engines.scripted_faults import Rule, Scope
 from headrace.engines.scripted_plan import Ending, Plan
 from headrace.engines.scripted_question import Endpoint, Question, Traces
@@ -53,6 +54,8 @@ class Settings:
         slots: Requests at once; more wait inside, without bound.
         ttft_s, itl_s: Time to the first token, and between tokens.
         tokens: Natural length of an answer.
+        prefix_cache_tokens: What its prefix cache holds; 0 for none.
+        prefill_tokens_per_s: How fast it reads what is not cached, before the first token; 0 takes no time.
         log: Gets one JSON line per execution.
     """
 
@@ -64,6 +67,8 @@ class Settings:
     ttft_s: float = 0.0
     itl_s: float = 0.0
     tokens: int = 20
+    prefix_cache_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
     faults: tuple[Rule, ...] = ()
     log: Path | None = None
 
@@ -97,6 +102,7 @@ class Engine:
         self.transports: set[asyncio.Transport] = set()
         self._log = log
         self._models = frozenset(settings.models)
+        self._cache = PrefixCache(settings.prefix_cache_tokens) if settings.prefix_cache_tokens else None
         self._queue: dict[Execution, None] = {}  # a dict, as leaving from the middle must be cheap
         self.set_faults(settings.faults)
 
@@ -118,7 +124,25 @@ class Engine:
         except HeadraceError:
             self.stats.rejected += 1
             raise
-        return question, traces, scripted_answer.plan(question, tokens=self.settings.tokens, faults=faults)
+        if self._cache is not None:
+            cached = sum(
+                self._cache.use(
+                    prompt, salt=traces.cache_salt or "", may_read=traces.cache_prompt is not False
+                )
+                for prompt in scripted_question.prompts(endpoint, body)
+            )
+            question = msgspec.structs.replace(question, cached_tokens=cached)
+        plan = scripted_answer.plan(question, tokens=self.settings.tokens, faults=faults)
+        return question, traces, self._with_prefill(plan, question)
+
+    def _with_prefill(self, plan: Plan, question: Question) -> Plan:
+        """The plan with the time that it takes to read what is not cached."""
+        tokens_per_s = self.settings.prefill_tokens_per_s
+        if not tokens_per_s:
+            return plan
+        ttft_s = self.settings.ttft_s if plan.ttft_s is None else plan.ttft_s
+        prefill_s = (question.prompt_tokens - question.cached_tokens) / tokens_per_s
+        return replace(plan, ttft_s=ttft_s + prefill_s)
 
     def admit(self, execution: "Execution") -> None:
         """Starts it, now or when a slot is free."""
@@ -267,6 +291,11 @@ class Execution:
             "outcome": outcome,
             "prompt_tokens": self.question.prompt_tokens,
             "completion_tokens": completion_tokens,
+            **(
+                {"cached_tokens": self.question.cached_tokens}
+                if self._engine.settings.prefix_cache_tokens
+                else {}
+            ),
             "seconds": round(self._engine.clock.now_s() - self._started_s, 6),
             **msgspec.to_builtins(self.traces),
         }

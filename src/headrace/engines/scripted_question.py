@@ -12,6 +12,7 @@ from headrace.core.usage import estimate_tokens
 CHOICES_MAX = 128
 OUTPUT_TOKENS_MAX = 1_000_000
 DIMENSIONS_MAX = 4096
+SALT_CHARACTERS_MAX = 1024
 
 
 class Endpoint(Enum):
@@ -34,6 +35,7 @@ class Question(msgspec.Struct, frozen=True):
         inputs: What to embed, in order.
         dimensions: Length of each embedding.
         wants_base64: Embeddings as base64 of little-endian float32.
+        cached_tokens: Prompt tokens that the engine has in its prefix cache, which the caller can't know.
     """
 
     endpoint: Endpoint
@@ -49,6 +51,7 @@ class Question(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...] = ()
     dimensions: int = 0
     wants_base64: bool = False
+    cached_tokens: int = 0
 
 
 class Traces(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,6 +118,7 @@ class _Embedding(msgspec.Struct):
     input: str | list[str | int | list[int]]
     dimensions: int | None = None
     encoding_format: str | None = "float"
+    cache_salt: str | None = None
     user: str | None = None
 
 
@@ -148,13 +152,23 @@ def _read(endpoint: Endpoint, body: bytes, models: frozenset[str]) -> tuple[Ques
         raise InvalidRequest(f"bad request body: {error}") from error
     if asked.model not in models:
         raise ModelNotFound(f"no model `{asked.model}` here; there is: {', '.join(sorted(models))}")
+    _check_salt(asked.cache_salt)
     if isinstance(asked, _Embedding):
-        return _embedding(asked), Traces(user=asked.user)
+        return _embedding(asked), Traces(cache_salt=asked.cache_salt, user=asked.user)
     traces = Traces(asked.id_slot, asked.cache_prompt, asked.cache_salt, asked.user)
     return _chat(asked) if isinstance(asked, _Chat) else _completion(asked), traces
 
 
 _read_and_keep = lru_cache(maxsize=512)(_read)
+
+
+def prompts(endpoint: Endpoint, body: bytes) -> list[bytes]:
+    """The texts of a body that has been read: what a prefix cache goes by."""
+    asked = _DECODERS[endpoint].decode(body)
+    if isinstance(asked, _Chat):
+        return [b"".join(map(_content, asked.messages))]
+    given = asked.input if isinstance(asked, _Embedding) else asked.prompt
+    return [text.encode() for text in _inputs(given, param="prompt")]
 
 
 def _chat(asked: _Chat) -> Question:
@@ -228,6 +242,15 @@ def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
+def _content(message: _Message) -> bytes:
+    content = message.content
+    return (
+        content.encode()
+        if isinstance(content, str)
+        else "".join(part.text for part in content or ()).encode()
+    )
+
+
 def _content_bytes(message: _Message) -> int:
     content = message.content
     if isinstance(content, str):
@@ -247,6 +270,16 @@ def _output_tokens_max(limit: int | None) -> int | None:
     if limit is not None and not 1 <= limit <= OUTPUT_TOKENS_MAX:
         raise InvalidRequest(f"max_tokens must be between 1 and {OUTPUT_TOKENS_MAX}", param="max_tokens")
     return limit
+
+
+def _check_salt(salt: str | None) -> None:
+    """An odd one has killed an engine (CVE-2026-105756), and an empty one vLLM refuses: none of ours is either."""
+    if salt is not None and not (
+        0 < len(salt) <= SALT_CHARACTERS_MAX and salt.isascii() and salt.isprintable()
+    ):
+        raise InvalidRequest(
+            f"cache_salt must be 1 to {SALT_CHARACTERS_MAX} printable ASCII characters", param="cache_salt"
+        )
 
 
 def _choices(n: int | None) -> int:

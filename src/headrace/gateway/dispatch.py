@@ -286,6 +286,7 @@ class Slot:
         self.ticket = Ticket(
             model=request.model,
             tenant=principal.tenant,
+            partition=principal.cache_partition,
             deadline_s=request.deadline_s,
             share=principal.share,
             priority=request.priority,
@@ -321,10 +322,10 @@ class Slot:
         return load.health
 
     def fill(self) -> None:
-        """The replica has generated for this request: where caches are partitioned, its slot's is the tenant's now."""
+        """The replica has generated for this request: where caches are partitioned, its slot's is its partition's now."""
         load, grant = self.ticket.load, self.ticket.grant
         if grant is not None and load is not None and load.shared.slot_table is not None:
-            load.shared.slot_table.fill(grant, self.ticket.tenant)
+            load.shared.slot_table.fill(grant, self.ticket.partition)
 
     def give_back(
         self,

@@ -228,8 +228,8 @@ class _SlotStock(Stock):
     def changed(self, lent: Sequence[LentSlot]) -> None:
         slots = self.slots
         if slots is not None and slots.slot_table is not None:
-            for index, last_tenant in lent:
-                slots.slot_table.lend(index, last_tenant)
+            for index, last_partition in lent:
+                slots.slot_table.lend(index, last_partition)
         self._set_slots(self._replica, self.usable)
 
     def withdraw(self, count: int) -> list[LentSlot]:

@@ -181,7 +181,8 @@ class WholeReception(Reception):
     def _end_answer(self) -> None:
         try:
             body, self._usage = answers.read_whole(
-                b"".join(self._body), hides_cached=not self._replica.traits.partitions_slots
+                b"".join(self._body),
+                hides_cached=self._request.endpoint not in self._replica.traits.tells_cached,
             )
         except answers.BadAnswer:
             self.end(AttemptOutcome.GARBAGE)
@@ -229,7 +230,7 @@ class RelayReception(Reception):
         self._answer = answers.StreamedAnswer(
             choices=request.choices,
             wants_usage=request.wants_usage or not request.is_streaming,
-            hides_cached=not traits.partitions_slots,
+            hides_cached=request.endpoint not in traits.tells_cached,
             hides_progress=traits.reports_progress and not request.wire_fields.get("timings_per_token"),
         )
 

@@ -14,6 +14,7 @@ import msgspec
 from headrace.core.clock import Clock
 from headrace.core.errors import Forbidden, HeadraceError, Saturated
 from headrace.core.ids import KeyId, TenantId
+from headrace.core.isolation import CachePartitions
 from headrace.core.signing import KeySet
 from headrace.core.tenant import Principal, Scope
 from headrace.policies import issuers
@@ -87,6 +88,7 @@ class Tokens:
     State: `_seen`, bounded, the oldest is forgotten first; `_bad_left`, bad signatures that may still be found out.
 
     Args:
+        partitions: Names the prefix cache partition of whoever shows a token.
         missing: Gets the name of a provider when a token names a key that isn't there.
     """
 
@@ -94,11 +96,13 @@ class Tokens:
         self,
         agreed_with: Sequence[Issuer],
         *,
+        partitions: CachePartitions,
         missing: Callable[[str], None],
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._providers = {issuer.issuer: _Provider(issuer) for issuer in agreed_with}
+        self._partitions = partitions
         self._missing = missing
         self._metrics = metrics
         self._clock = clock
@@ -152,8 +156,16 @@ class Tokens:
         elif not issuers.is_issued_after(bearer, tenant.terms.tokens_valid_from_s):
             seen.reason = "token_revoked"
         else:
+            # A user is one of its provider's: another's may have the same name.
+            holder = f"token:{bearer.issuer} {bearer.user}"
             principal = dataclasses.replace(
-                tenant, key_id=KeyId(f"token:{bearer.issuer}"), scope=scope_of(bearer.rules), user=bearer.user
+                tenant,
+                key_id=KeyId(f"token:{bearer.issuer}"),
+                scope=scope_of(bearer.rules),
+                user=bearer.user,
+                cache_partition=self._partitions.of(
+                    tenant.tenant, KeyId(holder), tenant.terms, user=holder if bearer.user else ""
+                ),
             )
             seen.entry = KeyEntry(principal, bearer.expires_s)
 

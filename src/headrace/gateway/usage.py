@@ -60,11 +60,17 @@ class Account:
     def usage(self) -> TokenUsage:
         """The request's tokens: those of the attempt that made the answer, which is the last.
 
-        Attempts that failed before it are in their own records; what is charged for them is a rule of the price book.
+        Attempts that failed before it are in their own records; what is charged for them is a rule of the price book. How
+        much of the prompt was cached is counted only where the caller may know it: a bill that fell with another's prompt
+        would tell of it. What the engine said is in the attempt's record in any case.
         """
         if not self.attempts:
             return TokenUsage(source=UsageSource.NONE)
-        return self.attempts[-1].usage
+        last = self.attempts[-1]
+        usage = last.usage
+        if usage.cached_tokens and self.request.endpoint not in last.replica.traits.tells_cached:
+            return TokenUsage(usage.prompt_tokens, usage.completion_tokens, 0, usage.source)
+        return usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,7 +391,7 @@ class Dispatcher:
         ticket.load = chosen
         ticket.started_s = now_s
         if shared.slot_table is not None:
-            ticket.grant = shared.slot_table.take(ticket.tenant)
+            ticket.grant = shared.slot_table.take(ticket.partition)
         if ticket.share.reserved_slots:
             state.running[ticket.tenant] = state.running.get(ticket.tenant, 0) + 1
         state.started[ticket] = None

@@ -1,7 +1,8 @@
-"""Which slot of a shared engine, and may its cache be reused? A slot's prefix cache serves only the tenant that used it last.
+"""Which slot of a shared engine, and may its cache be reused? A slot's prefix cache serves only the partition that used it last.
 
 For engines whose prefix cache is common to all callers but cut into slots that the caller may name (llama.cpp): we assign
-the slots ourselves and allow reuse only to the same tenant, so no tenant can see or time another's prompts.
+the slots ourselves and allow reuse only to the same partition (core/isolation.py: a tenant, or what is finer), so nobody can
+see or time another's prompts.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ class SlotGrant:
 
     Attributes:
         index: Which slot, from 0.
-        may_reuse: Whether what the slot's cache holds came from the same tenant.
+        may_reuse: Whether what the slot's cache holds came from the same partition.
     """
 
     index: int

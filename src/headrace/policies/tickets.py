@@ -21,7 +21,8 @@ class Ticket:
 
     Attributes:
         model: Which deployment.
-        tenant: Who asks: whose prefix cache it may use, and whose share of the deployment.
+        tenant: Who asks: whose share of the deployment.
+        partition: Whose prefix cache it may use; the tenant's own if nothing else is said.
         deadline_s: Monotonic; never started after it.
         share, priority: What decides its turn while others wait too; the priority is within the share's class.
         prompt_bytes, output_tokens_max: Its size, for predictions.
@@ -47,6 +48,7 @@ class Ticket:
         "load",
         "model",
         "output_tokens_max",
+        "partition",
         "priority",
         "prompt_bytes",
         "receipt",
@@ -63,6 +65,7 @@ class Ticket:
         model: str,
         tenant: TenantId,
         deadline_s: float,
+        partition: str = "",
         share: TenantShare = NO_SHARE,
         priority: Priority = Priority.NORMAL,
         prompt_bytes: int = 0,
@@ -71,6 +74,7 @@ class Ticket:
     ) -> None:
         self.model = model
         self.tenant = tenant
+        self.partition = partition or tenant
         self.deadline_s = deadline_s
         self.share = share
         self.priority = priority if priority <= share.priority_max else share.priority_max

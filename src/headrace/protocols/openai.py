@@ -34,7 +34,6 @@ _TokenId = Annotated[str, Meta(pattern=r"^[0-9]{1,9}$")]
 _LogitBias = Annotated[dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=300)] | None
 _TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=4096)] | None
 _Words = Annotated[list[str], Meta(max_length=300)] | None
-_Slot = Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None
 
 
 class StreamOptions(msgspec.Struct):
@@ -89,8 +88,6 @@ class GenerationFields(msgspec.Struct):
     allowed_token_ids: _TokenIds = None
     bad_words: _Words = None
     timings_per_token: bool | None = None
-    id_slot: _Slot = None
-    cache_prompt: bool | None = None
 
 
 class ChatFields(GenerationFields, kw_only=True):
@@ -119,12 +116,15 @@ class EmbeddingFields(msgspec.Struct):
 
 
 # What never goes to a replica as the caller wrote it: engines/wire.py writes these fields anew.
-WIRE_FIELDS = ("stream", "stream_options", "timings_per_token", "id_slot", "cache_prompt")
-# Words that engines take from whoever runs them, not from callers, and that never get there: the salt of a prefix cache, by
-# which one could look into another's; addresses from which an engine fetches its cache; a place in the engine's own queue.
+WIRE_FIELDS = ("stream", "stream_options", "timings_per_token")
+# Words that engines take from whoever runs them, not from callers, and that never get there: salts and slots of a prefix
+# cache and sessions, by which one could look into another's; addresses from which an engine fetches its cache; a place in the
+# engine's own queue; and objects in which such words may be said again. (The fields of the `extra_body` of OpenAI's client
+# arrive as fields of the request; what arrives under that name is a mistake.)
 OPERATOR_FIELDS = (
-    "cache_salt", "kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "priority", "request_id",
-    "rid", "data_parallel_rank",
+    "cache_salt", "cache_salt_id", "extra_key", "id_slot", "cache_prompt", "session_id", "session_params",
+    "kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "priority", "request_id", "rid",
+    "data_parallel_rank", "extra_body", "extra_args", "nvext",
 )  # fmt: skip
 _OPERATOR_NAMES = frozenset(OPERATOR_FIELDS)
 _WIRE_NAMES = frozenset(WIRE_FIELDS)
@@ -146,6 +146,7 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
         choices: Answers asked for: `n` times the number of prompts.
         constraint_pieces: Size of what constrains the answer: schemas, grammars, patterns.
         token_id_max: The largest token id that the caller names, in the field `token_param`; -1 if none.
+        is_token_prompt: The prompt is token ids.
         media_at: Where the first part stands that is more than text, or "".
         remote_media: URLs that someone must fetch, with their places in `canonical`.
     """
@@ -163,6 +164,7 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     token_param: str = ""
     media_at: str = ""
     remote_media: tuple[media.RemoteMedia, ...] = ()
+    is_token_prompt: bool = False
 
 
 _FIELDS: dict[Endpoint, type[ChatFields] | type[CompletionFields] | type[EmbeddingFields]] = {
@@ -194,7 +196,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     if not _WIRE_NAMES.isdisjoint(fields):
         wire_fields = {name: fields.pop(name) for name in WIRE_FIELDS if name in fields}
     output_tokens_max = checked.max_tokens
-    choices, token_id_max, token_param = 1, -1, ""
+    choices, token_id_max, token_param, is_token_prompt = 1, -1, "", False
     if not (isinstance(checked, ChatFields) and _COUNTING_FIELDS.isdisjoint(fields)):
         choices = max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1)
         token_id_max, token_param = _largest_token_id(checked)
@@ -208,6 +210,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
             output_tokens_max = max(output_tokens_max or 0, checked.max_completion_tokens)
     else:
         prompt_bytes, prompts = _prompt_size(checked.prompt)
+        is_token_prompt = not isinstance(checked.prompt, str) and isinstance(checked.prompt[0], int)
     options = checked.stream_options
     if options is not None and len(encode(wire_fields["stream_options"])) > STREAM_OPTIONS_BYTES_MAX:
         raise InvalidRequest(
@@ -229,6 +232,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
         token_param,
         media_at,
         remote_media,
+        is_token_prompt,
     )
 
 
@@ -277,6 +281,8 @@ def check_against(deployment: Deployment, parsed: ParsedBody) -> None:
         )
     if parsed.media_at and not deployment.takes_media:
         raise InvalidRequest(f"{parsed.media_at}: this model takes text only", param=parsed.media_at)
+    if parsed.is_token_prompt and not deployment.takes_token_ids:
+        raise InvalidRequest("prompt: this model takes text, and no token ids", param="prompt")
     if parsed.constraint_pieces > deployment.constraint_pieces_max:
         raise InvalidRequest(
             f"the schemas, grammars and patterns that constrain the answer have {parsed.constraint_pieces} pieces; "
@@ -329,24 +335,28 @@ def model_list(deployments: list[Deployment]) -> bytes:
     return encode(
         {
             "object": "list",
-            "data": [
-                {"id": d.name, "object": "model", "created": d.created_s, "owned_by": d.owner}
-                for d in sorted(deployments, key=lambda d: d.name)
-            ],
+            "data": [_card(each) for each in sorted(deployments, key=lambda each: each.name)],
         }
     )
 
 
 def model_card(deployment: Deployment) -> bytes:
     """The body of GET /v1/models/NAME."""
-    return encode(
-        {
-            "id": deployment.name,
-            "object": "model",
-            "created": deployment.created_s,
-            "owned_by": deployment.owner,
-        }
-    )
+    return encode(_card(deployment))
+
+
+def _card(deployment: Deployment) -> dict[str, Any]:
+    """OpenAI's fields, and ours: what keeps this model's prompts apart from other tenants'; null while nothing serves it.
+
+    By that field another headrace in front of this one knows us, so it is always there.
+    """
+    return {
+        "id": deployment.name,
+        "object": "model",
+        "created": deployment.created_s,
+        "owned_by": deployment.owner,
+        "cache_isolation": deployment.cache_isolation,
+    }
 
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)

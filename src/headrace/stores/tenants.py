@@ -10,6 +10,7 @@ from headrace.core import keys as key_format
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
+from headrace.core.isolation import CachePartitions
 from headrace.core.tenant import PRIORITIES, Principal, TenantLimits, TenantShare, TenantTerms
 from headrace.stores import agreements, audit, keys, opening, pepper
 from headrace.stores.agreements import Agreement, LimitOverrides
@@ -197,12 +198,16 @@ class TenantStore:
             )
             return record, secret
 
-    def key_ring(self, defaults: TenantLimits, *, workers: int = 1) -> dict[bytes, KeyEntry]:
+    def key_ring(
+        self, defaults: TenantLimits, *, workers: int = 1, salt_rotation: int = 0
+    ) -> dict[bytes, KeyEntry]:
         """Every key that isn't revoked or expired, by its digest, for the gateway to look up callers in.
 
         Args:
             workers: Each of so many sees to its part of a tenant's reserved slots, rounded up.
+            salt_rotation: See core.isolation.CachePartitions.
         """
+        partitions = CachePartitions(self._pepper, rotation=salt_rotation)
         with self._database.snapshot():
             self._seen = _revision(self._database)
             agreed = _agreed(self._database, defaults, workers=workers)
@@ -212,7 +217,15 @@ class TenantStore:
                 (self._clock.wall_s(),),
             )
             return {
-                digest: KeyEntry(Principal(tenant, key_id, *agreed[tenant]), expires_s)
+                digest: KeyEntry(
+                    Principal(
+                        tenant,
+                        key_id,
+                        *agreed[tenant],
+                        cache_partition=partitions.of(tenant, key_id, agreed[tenant][2]),
+                    ),
+                    expires_s,
+                )
                 for digest, tenant, key_id, expires_s in rows
             }
 
