@@ -35,6 +35,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             than `header_timeout_s`.
         body_bytes_max: Largest request body, and largest message over WebSocket.
         websocket_origins: Web pages that may open a WebSocket, as `https://app.example`; `*` is all. Programs need no entry.
+        trusted_proxies: Networks of proxies that are believed in `X-Forwarded-For` when a key's networks are checked.
         drain_s: After SIGTERM, how long requests in progress may go on.
         workers: Processes that serve the public port; see docs/operate/workers.md.
     """
@@ -51,6 +52,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_bytes_per_s_min: int = 1024
     body_bytes_max: int = 4 * 1024 * 1024
     websocket_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     drain_s: float = 30.0
     workers: int = 1
 
@@ -455,12 +457,15 @@ def _check_ranges(config: Config, *, file: str) -> None:
             raise ConfigError(f"{file}: `{key}` must be a number, got {value}")
         if value < least:
             raise ConfigError(f"{file}: `{key}` must be at least {least}, got {value}")
-    for network in config.media.networks:
+    for key, network in (
+        *(("media.networks", network) for network in config.media.networks),
+        *(("server.trusted_proxies", network) for network in config.server.trusted_proxies),
+    ):
         try:
             ipaddress.ip_network(network)
         except ValueError:
             raise ConfigError(
-                f"{file}: `media.networks` must hold networks such as 10.1.2.0/24, got {network!r}"
+                f"{file}: `{key}` must hold networks such as 10.1.2.0/24, got {network!r}"
             ) from None
     if config.request.deadline_s > config.request.deadline_max_s:
         raise ConfigError(

@@ -10,6 +10,7 @@ from headrace.engines.outbox import Outbox
 from headrace.gateway.call import Call
 from headrace.gateway.connection import ClientConnection, PortConnection, Screened
 from headrace.gateway.routes import LIVEZ
+from headrace.gateway.screening import Caller
 from headrace.gateway.transport import WRITE_BUFFER_MAX
 from headrace.gateway.walk import Signal
 from headrace.protocols.http1 import RequestHead
@@ -54,7 +55,7 @@ class Owner:
         self.begun = 0
         self.replica = Signal()
 
-    def screen(self, head: RequestHead) -> Screened:
+    def screen(self, head: RequestHead, caller: Caller) -> Screened:
         return Screened(head, LIVEZ, None, 0, float("inf"))
 
     def still_holds(self, screened: Screened) -> bool:

@@ -155,6 +155,7 @@ def test_every_table_has_its_place(rig: Rig) -> None:
     }
     central_alone = {"audit", "audit_head"}
     each_its_own = {
+        "key_use",
         "migration",
         "tenancy",
         "installation",

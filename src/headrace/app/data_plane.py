@@ -10,9 +10,9 @@ from headrace.app.gateway_parts import Lender, Records, build_gateway
 from headrace.app.report import LoadReport, PlaneReport
 from headrace.config import AuthConfig, Config, ServerConfig
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigError, leaves
+from headrace.core.errors import ConfigError, HeadraceError, leaves
 from headrace.core.fleet import FleetSnapshot
-from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.ids import KeyId, ReplicaId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.leases import Lending
 from headrace.core.signing import KeySet
@@ -33,6 +33,7 @@ from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.resources import Resources, raise_descriptor_limit
 
 KEY_CHECK_S = 0.25
+USES_EVERY_S = 5.0
 
 
 class DataPlane:
@@ -121,9 +122,13 @@ class DataPlane:
     async def _watch_keys(self) -> None:
         """Keys and limits changed by a command are in force within a second; those that can't be read stay as they are."""
         was_read = True
+        uses_due_s = self._clock.now_s() + USES_EVERY_S
         while True:
             await asyncio.sleep(KEY_CHECK_S)
             try:
+                if self._clock.now_s() >= uses_due_s:
+                    uses_due_s = self._clock.now_s() + USES_EVERY_S
+                    await asyncio.to_thread(self._tenants.note_uses, self._take_uses())
                 if await asyncio.to_thread(self._tenants.changed):
                     ring, callers = await asyncio.to_thread(self._read_keys)
                     self._go_by(ring, callers)
@@ -134,6 +139,12 @@ class DataPlane:
                 if was_read:
                     self._log.event("keys.failing", error=f"{type(error).__name__}: {error}")
                 was_read = False
+
+    def _take_uses(self) -> dict[KeyId, float]:
+        """When which key was used since this was last asked, in Unix seconds."""
+        uses, self._gateway.uses = self._gateway.uses, {}
+        to_wall_s = self._clock.wall_s() - self._clock.now_s()
+        return {key_id: moment_s + to_wall_s for key_id, moment_s in uses.items()}
 
     def _read_keys(self) -> tuple[dict[bytes, KeyEntry], dict[TenantId, Principal]]:
         """The key ring, and where tokens are accepted, every tenant: one without a key may have tokens."""
@@ -185,6 +196,10 @@ class DataPlane:
         self._gateway.end_drain()
 
     def close(self) -> None:
+        try:
+            self._tenants.note_uses(self._take_uses())
+        except HeadraceError as error:
+            self._log.event("keys.failing", error=str(error))
         self._tenants.close()
 
     async def reports(self) -> list[PlaneReport]:

@@ -97,6 +97,7 @@ def build_gateway(
             websocket_origins=frozenset(
                 origin.lower().encode() for origin in config.server.websocket_origins
             ),
+            trusted_proxies=tuple(map(ipaddress.ip_network, config.server.trusted_proxies)),
             deadlines=Deadlines(default_s=request.deadline_s, max_s=request.deadline_max_s),
             heartbeat_s=request.heartbeat_s,
         ),

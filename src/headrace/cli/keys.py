@@ -1,11 +1,87 @@
 """`headrace keys`: what callers show who they are with."""
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.cli import common, durations, identity
 from headrace.core import keys
+from headrace.stores import key_terms
+from headrace.stores.key_terms import KeyTerms
 from headrace.stores.keys import KeyRecord
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of `keys create` that narrows the key.
+
+    Attributes:
+        field: The field of stores.key_terms.KeyTerms that it sets.
+        is_list: It may be given several times.
+    """
+
+    flag: str
+    field: str
+    metavar: str
+    help: str
+    read: Callable[[str], object] = _number
+    is_list: bool = False
+
+
+OPTIONS = (
+    Option(
+        "--model",
+        "models",
+        "NAME",
+        "a model that it's for; repeat it for several (default: all)",
+        read=str,
+        is_list=True,
+    ),
+    Option(
+        "--endpoint",
+        "endpoints",
+        "PATH",
+        "a path that it's for, such as /v1/embeddings; repeat it for several (default: all)",
+        read=str,
+        is_list=True,
+    ),
+    Option(
+        "--network",
+        "networks",
+        "CIDR",
+        "where its calls may come from, such as 10.1.2.0/24; repeat it for several (default: anywhere)",
+        read=str,
+        is_list=True,
+    ),
+    Option("--user", "user", "LABEL", "which person or program of the tenant's it's for", read=str),
+    Option(
+        "--requests-per-minute",
+        "requests_per_minute",
+        "N",
+        "sustained rate of this key alone, beside its tenant's (default: no limit)",
+    ),
+    Option("--requests-burst", "requests_burst", "N", "requests that may come with it at once, at least 1"),
+    Option(
+        "--tokens-per-minute",
+        "tokens_per_minute",
+        "N",
+        "tokens of prompts and answers, for this key alone (default: no limit)",
+    ),
+    Option(
+        "--concurrency",
+        "concurrency_max",
+        "N",
+        "requests in progress with this key alone (default: no limit)",
+    ),
+)
 
 
 def add(commands: Any) -> None:
@@ -34,6 +110,16 @@ def add(commands: Any) -> None:
     create.add_argument(
         "--env", choices=keys.ENVIRONMENTS, default="live", help="the key's second part (default: live)"
     )
+    for option in OPTIONS:
+        create.add_argument(
+            option.flag,
+            dest=f"terms.{option.field}",
+            type=option.read,
+            action="append" if option.is_list else "store",
+            default=argparse.SUPPRESS,
+            metavar=option.metavar,
+            help=option.help,
+        )
     listing = common.command(
         actions,
         "list",
@@ -66,17 +152,30 @@ def add(commands: Any) -> None:
 
 def _create(arguments: argparse.Namespace) -> None:
     with identity.store(arguments, must_exist=False) as store:
+        key_terms.read(_given(arguments))  # what is wrong must not leave a tenant behind
         if not store.has_tenant(arguments.tenant):
             store.create_tenant(arguments.tenant)
             identity.note(
                 f"tenant `{arguments.tenant}` did not exist and was created with the default limits"
             )
         record, secret = store.create_key(
-            arguments.tenant, name=arguments.name, environment=arguments.env, lifetime_s=arguments.expires
+            arguments.tenant,
+            _given(arguments),
+            name=arguments.name,
+            environment=arguments.env,
+            lifetime_s=arguments.expires,
         )
         revision = store.revision()
     _warn_unconfirmed(identity.in_force(arguments, revision))
     _print_once(record, secret)
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, object]:
+    """What the command line narrows the key to."""
+    given = vars(arguments)
+    return {
+        option.field: given[f"terms.{option.field}"] for option in OPTIONS if f"terms.{option.field}" in given
+    }
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -95,10 +194,14 @@ def _list(arguments: argparse.Namespace) -> None:
             record.state(now_s),
             durations.utc(record.created_s),
             "never" if record.expires_s is None else durations.utc(record.expires_s),
+            "never" if record.used_s is None else durations.utc(record.used_s),
+            _in_words(record.terms),
         )
         for record in records
     ]
-    common.print_table(rows, headings=("id", "tenant", "name", "env", "state", "created", "expires"))
+    common.print_table(
+        rows, headings=("id", "tenant", "name", "env", "state", "created", "expires", "used", "only")
+    )
 
 
 def _revoke(arguments: argparse.Namespace) -> None:
@@ -132,6 +235,16 @@ def _print_once(record: KeyRecord, secret: str) -> None:
     print(secret)
 
 
+def _in_words(terms: KeyTerms) -> str:
+    """What a key is narrowed to, in one line."""
+    words = []
+    for option in OPTIONS:
+        value = getattr(terms, option.field)
+        if value:
+            words.append(f"{option.flag[2:]}={','.join(value) if option.is_list else value}")
+    return " ".join(words) or "-"
+
+
 def _json(record: KeyRecord, *, now_s: float) -> dict[str, object]:
     def optional(moment_s: float | None) -> str | None:
         return None if moment_s is None else durations.utc(moment_s)
@@ -146,4 +259,6 @@ def _json(record: KeyRecord, *, now_s: float) -> dict[str, object]:
         "expires": optional(record.expires_s),
         "revoked": optional(record.revoked_s),
         "replaces": record.replaces,
+        "used": optional(record.used_s),
+        **record.terms.values(),
     }

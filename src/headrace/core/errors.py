@@ -22,6 +22,8 @@ HeadraceError
 
 from typing import ClassVar
 
+from headrace.core.tenant import Principal
+
 
 class HeadraceError(Exception):
     """Root of everything that we raise on purpose.
@@ -88,11 +90,27 @@ class Unauthenticated(RequestError):
 
 
 class Forbidden(RequestError):
-    """403: a valid key or token that may not do this."""
+    """403: a valid key or token that may not do this.
+
+    Attributes:
+        caller: Whose it is, where that is known: somebody wants to look into it.
+    """
 
     status = 403
     code = "forbidden"
     type = "permission_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        reason: str = "",
+        caller: Principal | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s, reason=reason)
+        self.caller = caller
 
 
 class ModelNotFound(RequestError):
@@ -100,6 +118,13 @@ class ModelNotFound(RequestError):
 
     status = 404
     code = "model_not_found"
+
+    @classmethod
+    def of(cls, model: str) -> "ModelNotFound":
+        """In the same words whether there is no such model or the caller's key isn't for it."""
+        return cls(
+            f"the model `{model[:100]}` does not exist; GET /v1/models lists those that do", param="model"
+        )
 
 
 class NotFound(RequestError):

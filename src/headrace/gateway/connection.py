@@ -10,6 +10,7 @@ from headrace.core.errors import BodyTooSlow, HeadraceError, InvalidRequest
 from headrace.core.ids import RequestId
 from headrace.gateway.call import Call, Screened
 from headrace.gateway.http_call import HttpCall
+from headrace.gateway.screening import Caller
 from headrace.gateway.transport import (
     LINGER_S,
     WRITE_BUFFER_MARK,
@@ -34,7 +35,7 @@ class ConnectionOwner(TransportOwner, Protocol):
     body_bytes_per_s_min: int
     keeps_alive: bool
 
-    def screen(self, head: http1.RequestHead) -> Screened:
+    def screen(self, head: http1.RequestHead, caller: Caller) -> Screened:
         """Decides on a head alone whether its body may come. Raises HeadraceError."""
         ...
 
@@ -179,7 +180,7 @@ class ClientConnection(CallerTransport):
     def head_received(self, head: http1.RequestHead) -> int:
         # Both are of the message before: neither a refusal of this one nor a later head may lean on them.
         self._screened = self._repeated = None
-        screened = self._screened = self._owner.screen(head)
+        screened = self._screened = self._owner.screen(head, self)
         self._limit_s = self._owner.clock.now_s() + self._owner.header_timeout_s
         self._paced_bytes = 0
         self._owes_continue = False
@@ -195,7 +196,7 @@ class ClientConnection(CallerTransport):
         screened, owner = self._screened, self._owner
         assert screened is not None
         if not owner.still_holds(screened):  # a body may be hours on its way
-            screened = self._screened = owner.screen(screened.head)
+            screened = self._screened = owner.screen(screened.head, self)
         self._take_turn(HttpCall(self, screened, body, owner.new_request_id(), owner.clock.now_s()))
 
     def detach(self, last: bytes) -> tuple[asyncio.Transport, Screened]:

@@ -10,15 +10,16 @@ from typing import TypeVar
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import (
+    Forbidden,
     HeadraceError,
     InternalError,
     InvalidRequest,
+    ModelNotFound,
     NoReadyReplica,
-    NotFound,
     Saturated,
 )
-from headrace.core.fleet import FleetSnapshot
-from headrace.core.ids import RequestId, request_id
+from headrace.core.fleet import Deployment, FleetSnapshot
+from headrace.core.ids import KeyId, RequestId, request_id
 from headrace.core.outcome import Reason
 from headrace.core.request import Endpoint
 from headrace.core.tenant import Principal
@@ -35,17 +36,13 @@ from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
 from headrace.gateway.reading import Deadlines, request_of
-from headrace.gateway.routes import (
-    InferenceRoute,
-    Info,
-    InfoRoute,
-    RouteTable,
-    WebSocketRoute,
-    open_to_all,
-)
+from headrace.gateway.routes import InferenceRoute, Info, InfoRoute, WebSocketRoute
+from headrace.gateway.screening import Caller, Screening
 from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import Account, UsageCloser
 from headrace.gateway.websocket import WebSocketConnection
+from headrace.policies import scopes
+from headrace.policies.addresses import Network
 from headrace.protocols import http1, openai, strict_json, websocket
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
@@ -67,12 +64,17 @@ class PortLimits:
     body_bytes_per_s_min: int
     body_bytes_max: int
     websocket_origins: frozenset[bytes]
+    trusted_proxies: tuple[Network, ...]
     deadlines: Deadlines
     heartbeat_s: float
 
 
 class Gateway:
-    """The data plane of one process. State: open connections, whether it drains; the rest belongs to its parts."""
+    """The data plane of one process. State: open connections, whether it drains; the rest belongs to its parts.
+
+    Attributes:
+        uses: When each key was last used, by the clock; whoever writes that down takes the table and leaves an empty one.
+    """
 
     def __init__(
         self,
@@ -120,9 +122,15 @@ class Gateway:
         self._is_hurried = False
         self._quiet = asyncio.Event()
         self._answer_headers = AnswerHeaders(dispatch)
-        self._routes = RouteTable(body_bytes_max=limits.body_bytes_max)
+        self._screening = Screening(
+            auth,
+            body_bytes_max=limits.body_bytes_max,
+            trusted_proxies=limits.trusted_proxies,
+            metrics=metrics,
+        )
         self.ticked_s = clock.now_s()
         self.in_progress = 0
+        self.uses: dict[KeyId, float] = {}
         self.streams: dict[Delivery, None] = {}
         self._heartbeat_s = limits.heartbeat_s - TICK_S  # the tick that follows must not be too late
 
@@ -130,6 +138,8 @@ class Gateway:
         """One request, start to end. Never raises but CancelledError, when the caller leaves."""
         try:
             route = call.route
+            if call.principal is not None:
+                self.uses[call.principal.key_id] = call.received_s
             if isinstance(route, InferenceRoute):
                 await self._infer(call, route.endpoint)
             elif isinstance(route, InfoRoute):
@@ -148,22 +158,22 @@ class Gateway:
     async def _infer(self, call: Call, endpoint: Endpoint) -> None:
         """The walk. Authentication came before the body (`screen`); what is raised before the account opens is a refusal."""
         self._require_open()
-        assert call.principal is not None, "inference is never anonymous"
-        tenant = call.principal.tenant
+        caller = call.principal
+        assert caller is not None, "inference is never anonymous"
         if strict_json.is_heavy(call.body):
             deadline_s = self._deadlines.of(call)
             parsed = await self._prepare(
-                call, self.intake.parse(endpoint, call.body, tenant=tenant, deadline_s=deadline_s)
+                call, self.intake.parse(endpoint, call.body, tenant=caller.tenant, deadline_s=deadline_s)
             )
         else:
             parsed = openai.parse_body(endpoint, call.body)
         if parsed.remote_media:
-            openai.check_against(self.dispatch.deployment(parsed.model), parsed)
+            openai.check_against(self._offered(caller, parsed.model), parsed)
             deadline_s = self._deadlines.of(call)
             parsed = await self._prepare(
-                call, self.intake.inline(parsed, tenant=tenant, deadline_s=deadline_s)
+                call, self.intake.inline(parsed, tenant=caller.tenant, deadline_s=deadline_s)
             )
-        deployment = self.dispatch.deployment(parsed.model)
+        deployment = self._offered(caller, parsed.model)
         request = request_of(
             call,
             endpoint,
@@ -216,6 +226,12 @@ class Gateway:
                 recorded.close()
             self.usage.close(account, delivery)
 
+    def _offered(self, caller: Principal, model: str) -> Deployment:
+        """Raises ModelNotFound; nobody learns of a model that their key isn't for."""
+        if not scopes.allows_model(caller.scope, model):
+            raise ModelNotFound.of(model)
+        return self.dispatch.deployment(model)
+
     def _report(self, bug: Exception, call: Call) -> None:
         self._metrics.internal_errors.labels("request").add()
         self._log.internal_error(bug, where="request", request_id=call.request_id)
@@ -263,9 +279,15 @@ class Gateway:
                     200 if ready else 503, b'{"status":"ready"}' if ready else b'{"status":"not ready"}'
                 )
             case Info.MODELS:
-                call.respond(200, openai.model_list(self.dispatch.deployments()))
+                assert call.principal is not None, "not open to all"
+                scope = call.principal.scope
+                offered = [
+                    each for each in self.dispatch.deployments() if scopes.allows_model(scope, each.name)
+                ]
+                call.respond(200, openai.model_list(offered))
             case Info.MODEL:
-                call.respond(200, openai.model_card(self.dispatch.deployment(route.name)))
+                assert call.principal is not None, "not open to all"
+                call.respond(200, openai.model_card(self._offered(call.principal, route.name)))
 
     def _open_websocket(self, call: Call, route: WebSocketRoute) -> None:
         """Completes a handshake; each message has a walk of its own from here on."""
@@ -307,29 +329,11 @@ class Gateway:
 
     # Called by connections.
 
-    def screen(self, head: http1.RequestHead) -> Screened:
-        """Decides on the head alone: an unknown caller's body is neither kept nor parsed.
-
-        Whoever has no key learns nothing about paths either; the path is matched exactly, byte by byte, so that no other
-        spelling of it can reach a different decision.
-        """
-        open_route = open_to_all(head.method, head.path)
-        if open_route is not None:
-            return Screened(head, open_route, None, self.auth.version, math.inf)
-        is_websocket = head.upgrade == b"websocket"
-        if is_websocket:
-            websocket.adopt_key(head)
-        entry = self.auth.find(head.headers)
-        if head.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise InvalidRequest("compressed bodies are not accepted; send the JSON as it is")
-        route = self._routes.find(head.method, head.path, is_websocket=is_websocket)
-        if route is not None:
-            if self.in_progress >= self._work_max and not isinstance(route, InfoRoute):
-                raise self._work_refusal()
-            expires_s = math.inf if entry.expires_s is None else entry.expires_s
-            return Screened(head, route, entry.principal, self.auth.version, expires_s)
-        self._metrics.unmatched_requests.labels().add()
-        raise NotFound("no such path, or not with that method; see GET /v1/models and docs/reference/http.md")
+    def screen(self, head: http1.RequestHead, caller: Caller) -> Screened:
+        screened = self._screening.screen(head, caller)
+        if self.in_progress >= self._work_max and not isinstance(screened.route, InfoRoute):
+            raise self._work_refusal()
+        return screened
 
     def still_holds(self, screened: Screened) -> bool:
         return (
@@ -358,7 +362,7 @@ class Gateway:
         self._connections.pop(connection, None)
 
     def refused_early(self, error: HeadraceError, request_id: RequestId) -> None:
-        self._count_refusal(error, request_id, None)
+        self._count_refusal(error, request_id, error.caller if isinstance(error, Forbidden) else None)
 
     # Called by the composition root.
 

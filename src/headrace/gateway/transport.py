@@ -89,6 +89,12 @@ class CallerTransport(asyncio.Protocol):
         return self._transport is None
 
     @property
+    def peer(self) -> str:
+        """The address at the other end; "" once it is gone."""
+        known = None if self._transport is None else self._transport.get_extra_info("peername")
+        return known[0] if known else ""
+
+    @property
     def has_unsent(self) -> bool:
         """Whether bytes of an answer still wait for the caller to take them."""
         transport = self._transport

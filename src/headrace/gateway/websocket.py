@@ -292,7 +292,7 @@ class WebSocketConnection(CallerTransport):
         given, self._headers = self._headers, None
         try:
             if not owner.still_holds(self._screened):
-                self._screened = owner.screen(self._screened.head)
+                self._screened = owner.screen(self._screened.head, self)
             head = websocket.request_head(self._screened.head, given)
         except HeadraceError as error:
             owner.refused_early(error, request_id)

@@ -102,9 +102,7 @@ class Dispatcher:
         """The deployment of that name, or ModelNotFound."""
         state = self._states.get(model)
         if state is None:
-            raise ModelNotFound(
-                f"the model `{model[:100]}` does not exist; GET /v1/models lists those that do", param="model"
-            )
+            raise ModelNotFound.of(model)
         return state.deployment
 
     def arrive(self, ticket: Ticket, *, now_s: float) -> bool:

@@ -4,17 +4,21 @@ Of a key only its HMAC under the pepper is stored, so a copy of the database giv
 """
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from headrace.core import keys
 from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.tenant import Principal
-from headrace.stores import agreements
+from headrace.stores import agreements, key_terms
 from headrace.stores.database import Database
+from headrace.stores.key_terms import KeyTerms
 
 _NAME_MAX = 200
-_COLUMNS = "id, tenant, environment, name, created_s, expires_s, revoked_s, replaces"
+_COLUMNS = "id, tenant, environment, name, created_s, expires_s, revoked_s, replaces, terms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class KeyRecord:
         name: A label for people.
         created_s, expires_s, revoked_s: Unix seconds; None for never.
         replaces: The key that this one was rotated from.
+        terms: What it is narrowed to.
+        used_s: When a call last came with it, within a few seconds.
     """
 
     id: KeyId
@@ -36,6 +42,8 @@ class KeyRecord:
     expires_s: float | None
     revoked_s: float | None
     replaces: KeyId | None
+    terms: KeyTerms
+    used_s: float | None = None
 
     def state(self, now_s: float) -> str:
         """`active`, `expired` or `revoked`, at that Unix time."""
@@ -45,7 +53,12 @@ class KeyRecord:
 
     def facts(self) -> dict[str, object]:
         """What was decided about it when it was made, for the audit log."""
-        return {"name": self.name, "environment": self.environment, "expires_s": self.expires_s}
+        return {
+            "name": self.name,
+            "environment": self.environment,
+            "expires_s": self.expires_s,
+            **{name: value for name, value in self.terms.values().items() if value not in (None, "")},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ def insert(
     *,
     created_s: float,
     expires_s: float | None,
+    terms: KeyTerms,
     replaces: KeyId | None = None,
 ) -> tuple[KeyRecord, str]:
     """A new key and its secret, which is in no store and can't be had again."""
@@ -83,11 +97,11 @@ def insert(
     )
     key_id = keys.key_id(secret.encode())
     assert key_id is not None, "a key that we made is well formed"
-    record = KeyRecord(key_id, tenant, environment, name, created_s, expires_s, None, replaces)
+    record = KeyRecord(key_id, tenant, environment, name, created_s, expires_s, None, replaces, terms)
     # An id that exists already (once in 2.8 * 10**12 per stored key) breaks the primary key: the command fails and
     # is repeated, which is better than code that nobody ever sees run.
     database.execute(
-        f"INSERT INTO api_key (digest, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?)",
+        f"INSERT INTO api_key (digest, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?, ?)",
         (
             keys.digest(pepper, secret.encode()),
             key_id,
@@ -97,6 +111,7 @@ def insert(
             created_s,
             expires_s,
             replaces,
+            msgspec.json.encode(terms).decode(),
         ),
     )
     return record, secret
@@ -104,8 +119,48 @@ def insert(
 
 def select(database: Database, where: str = "", values: tuple[str, ...] = ()) -> list[KeyRecord]:
     """The keys that `where` holds for, the oldest first."""
-    rows = database.rows(f"SELECT {_COLUMNS} FROM api_key {where} ORDER BY created_s, id", values)
-    return [KeyRecord(*row) for row in rows]
+    rows = database.rows(
+        f"SELECT {_COLUMNS}, used_s FROM api_key LEFT JOIN key_use ON key_use.key_id = api_key.id {where}"
+        " ORDER BY created_s, id",
+        values,
+    )
+    return [
+        KeyRecord(
+            key_id,
+            tenant,
+            environment,
+            name,
+            created_s,
+            expires_s,
+            revoked_s,
+            replaces,
+            key_terms.terms_of(terms, key_id=key_id),
+            used_s,
+        )
+        for (
+            key_id,
+            tenant,
+            environment,
+            name,
+            created_s,
+            expires_s,
+            revoked_s,
+            replaces,
+            terms,
+            used_s,
+        ) in rows
+    ]
+
+
+def note_uses(database: Database, used_s: Mapping[KeyId, float]) -> None:
+    """Writes down when keys were last used (Unix seconds); of several who know, the latest is right. Ids that aren't keys'
+    are passed over."""
+    for key_id, moment_s in used_s.items():
+        database.execute(
+            "INSERT INTO key_use (key_id, used_s) SELECT id, ? FROM api_key WHERE id = ?"
+            " ON CONFLICT (key_id) DO UPDATE SET used_s = excluded.used_s WHERE excluded.used_s > key_use.used_s",
+            (moment_s, key_id),
+        )
 
 
 def require(database: Database, key_id: str) -> KeyRecord:

@@ -374,4 +374,14 @@ MIGRATIONS: tuple[Migration, ...] = (
             ),
         ),
     ),
+    Migration(
+        "terms and uses of keys",
+        up=(
+            "ALTER TABLE api_key ADD COLUMN terms TEXT NOT NULL DEFAULT '{}'",
+            # Beside the key and not in its row: a change of that row makes every gateway read all keys again.
+            "CREATE TABLE key_use (key_id TEXT NOT NULL PRIMARY KEY, used_s REAL NOT NULL) STRICT",
+        ),
+        down=("DROP TABLE key_use", "ALTER TABLE api_key DROP COLUMN terms"),
+        loses=(Loss("api_key WHERE terms <> '{}'", "keys that are narrowed, and would be wide without it"),),
+    ),
 )

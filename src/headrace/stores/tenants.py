@@ -12,7 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.tenant import PRIORITIES, Principal, TenantLimits, TenantShare, TenantTerms
-from headrace.stores import agreements, audit, keys, opening, pepper
+from headrace.stores import agreements, audit, key_terms, keys, opening, pepper
 from headrace.stores.agreements import Agreement, LimitOverrides
 from headrace.stores.audit import Act, Action
 from headrace.stores.database import Database
@@ -122,13 +122,23 @@ class TenantStore:
             return _tenants(self._database, "ORDER BY name")
 
     def create_key(
-        self, tenant: str, *, name: str = "", environment: str = "live", lifetime_s: float | None = None
+        self,
+        tenant: str,
+        given: Mapping[str, object] | None = None,
+        *,
+        name: str = "",
+        environment: str = "live",
+        lifetime_s: float | None = None,
     ) -> tuple[KeyRecord, str]:
         """A new key of that tenant and its secret, which is in no store and can't be had again.
 
-        Raises ConfigError when there is no such tenant, or the name can't be shown in one line.
+        Args:
+            given: What it's narrowed to; see stores.key_terms.
+        Raises: ConfigError when there is no such tenant, the name can't be shown in one line, or a field can't hold its
+            value.
         """
         keys.check_name(name)
+        terms = key_terms.read(given or {})
         with self._database.transaction():
             _require_tenant(self._database, tenant)
             now_s = self._clock.wall_s()
@@ -141,6 +151,7 @@ class TenantStore:
                 name,
                 created_s=now_s,
                 expires_s=expires_s,
+                terms=terms,
             )
             self._record(
                 Action.KEY_CREATE,
@@ -171,7 +182,7 @@ class TenantStore:
             return keys.require(self._database, key_id)
 
     def rotate(self, key_id: str, *, overlap_s: float) -> tuple[KeyRecord, str]:
-        """A new key like that one, with the same lifetime; the old one goes on working for overlap_s at most."""
+        """A new key like that one, with the same terms and lifetime; the old one goes on working for overlap_s at most."""
         with self._database.transaction():
             old = keys.require(self._database, key_id)
             now_s = self._clock.wall_s()
@@ -188,6 +199,7 @@ class TenantStore:
                 old.name,
                 created_s=now_s,
                 expires_s=expires_s,
+                terms=old.terms,
                 replaces=old.id,
             )
             self._record(
@@ -212,22 +224,30 @@ class TenantStore:
             self._seen = _revision(self._database)
             agreed = _agreed(self._database, defaults, workers=workers)
             rows = self._database.rows(
-                "SELECT digest, tenant, id, expires_s FROM api_key"
+                "SELECT digest, tenant, id, expires_s, terms FROM api_key"
                 " WHERE revoked_s IS NULL AND (expires_s IS NULL OR expires_s > ?)",
                 (self._clock.wall_s(),),
             )
-            return {
-                digest: KeyEntry(
-                    Principal(
-                        tenant,
-                        key_id,
-                        *agreed[tenant],
-                        cache_partition=partitions.of(tenant, key_id, agreed[tenant][2]),
-                    ),
-                    expires_s,
+            ring = {}
+            for digest, tenant, key_id, expires_s, text in rows:
+                terms = key_terms.terms_of(text, key_id=key_id)
+                caller = Principal(
+                    tenant,
+                    key_id,
+                    *agreed[tenant],
+                    scope=terms.scope(),
+                    user=terms.user,
+                    key_limits=terms.limits(defaults),
+                    cache_partition=partitions.of(tenant, key_id, agreed[tenant][2]),
                 )
-                for digest, tenant, key_id, expires_s in rows
-            }
+                ring[digest] = KeyEntry(caller, expires_s)
+            return ring
+
+    def note_uses(self, used_s: Mapping[KeyId, float]) -> None:
+        """Writes down when keys were last used, in Unix seconds. No change of the tenancy, and no administrative act."""
+        if used_s:
+            with self._database.transaction():
+                keys.note_uses(self._database, used_s)
 
     def keyless(self, defaults: TenantLimits, *, workers: int = 1) -> dict[TenantId, Principal]:
         """Every tenant as a caller without a key, for the gateway to match tokens with; the arguments are `key_ring`'s."""
