@@ -269,3 +269,20 @@ def test_the_places_of_one_queue_and_the_load_of_one_replica_are_found_by_name()
     assert one.slots((ReplicaId("b"), 0)) is None
     one.publish(fleet(), now_s=1.0)
     assert one.slots(key) is shared, "it has left the fleet, and still works"
+
+
+def test_a_worker_with_few_leases_counts_with_its_even_share_of_the_slots() -> None:
+    """It gets them as soon as it has work for them, so what they can finish in time is no reason to refuse."""
+    one = Dispatcher(bounds=bounds(), health=RULES, chance=Random(1), workers=2)
+    one.publish(fleet(chat=[replica("a", slots=8)]), now_s=0.0)
+    one.set_queue_length_max("chat", 10)
+    key = (ReplicaId("a"), 0)
+    one.set_slots(key, 1, now_s=0.0)
+    first = ticket()
+    assert one.arrive(first, now_s=0.0)
+    one.give_back(first, AttemptOutcome.COMPLETED, now_s=10.0)
+    assert one.arrive(ticket(), now_s=10.0)
+    for _ in range(3):
+        waiting = ticket(deadline_s=31.0)
+        assert not one.arrive(waiting, now_s=10.0)
+        one.wait(waiting, now_s=10.0)

@@ -153,7 +153,7 @@ def _build_dispatch(
         health=_health_rules(config),
         chance=chance,
         is_adaptive=admission.adaptive_concurrency,
-        is_leased=lender is not None,
+        workers=1 if lender is None else lender.workers,
     )
 
     def circuit_changed(replica: Replica, circuit: Circuit) -> None:

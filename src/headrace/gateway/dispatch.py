@@ -46,6 +46,10 @@ class Limiter(Protocol):
         """Takes for a request the tokens that it really used."""
         ...
 
+    def in_progress(self, subject: str) -> int:
+        """Requests that count for one limit's subject."""
+        ...
+
     def view(self, principal: Principal, *, now_s: float) -> LimitView | None:
         """The tenant's requests for the rate-limit headers; None without a rate limit."""
         ...
@@ -119,6 +123,10 @@ class Dispatch:
     @property
     def waiting(self) -> int:
         return len(self._waiters)
+
+    def in_progress(self, subject: str) -> int:
+        """Requests that count for one limit's subject, such as a tenant."""
+        return self._limiter.in_progress(subject)
 
     def limit_view(self, principal: Principal) -> LimitView | None:
         return self._limiter.view(principal, now_s=self._clock.now_s())

@@ -90,13 +90,14 @@ class DeploymentState:
         All slots are taken to be given out in turn, each for a typical time: what runs ends in the order of its start, and
         slots that were taken in the same moment are free again in the same moment, not one after the other. What other
         models of the replicas use of them stays theirs, but for an even share; of the ends of their work nothing is known
-        but how many there are to come.
+        but how many there are to come. Slots that other workers have, though not more than their share, stay theirs too.
         """
         slots = others = 0
         for load in self.loads:
             shared, elsewhere = load.shared, load.shared.outstanding - load.outstanding
             others += elsewhere
-            slots += max(shared.slots - elsewhere, shared.slots // len(shared.models))
+            expected = shared.slots_expected
+            slots += max(expected - elsewhere, expected // len(shared.models))
         slots = max(1, slots)
         typical_s = self.typical_s(now_s)
         rounds, index = divmod(int(ahead_s / typical_s), slots) if typical_s > 0.0 else (0, 0)

@@ -43,7 +43,7 @@ class Dispatcher:
     not their replicas are there.
 
     Args:
-        is_leased: Others use the same replicas and queues: there are no slots before `set_slots`, and no places before
+        workers: So many share the same replicas and queues. Where they are several there are no slots before `set_slots`, and no places before
             `set_queue_length_max`.
     """
 
@@ -54,10 +54,11 @@ class Dispatcher:
         health: HealthRules,
         chance: Chance,
         is_adaptive: bool = True,
-        is_leased: bool = False,
+        workers: int = 1,
     ) -> None:
-        self._bounds = replace(bounds, length_max=0) if is_leased else bounds
-        self._default_lease = 0 if is_leased else None
+        self._workers = workers
+        self._bounds = replace(bounds, length_max=0) if workers > 1 else bounds
+        self._default_lease = 0 if workers > 1 else None
         self._health = health
         self._chance = chance
         self._is_adaptive = is_adaptive
@@ -332,7 +333,9 @@ class Dispatcher:
         key = (replica.id, replica.generation)
         shared = self._slots.get(key)
         if shared is None:
-            shared = self._slots[key] = ReplicaSlots(replica, is_adaptive=self._is_adaptive)
+            shared = self._slots[key] = ReplicaSlots(
+                replica, is_adaptive=self._is_adaptive, workers=self._workers
+            )
         shared.lease = self._leases.get(key, self._default_lease)
         shared.resize(replica.slots)
         load = known.pop(key, None) or self._retired.pop((model, key), None)

@@ -105,9 +105,10 @@ class ReplicaSlots:
         models: Those that are offered on it.
     """
 
-    __slots__ = ("_total", "lease", "limit", "models", "outstanding", "slot_table", "slots")
+    __slots__ = ("_total", "_workers", "lease", "limit", "models", "outstanding", "slot_table", "slots")
 
-    def __init__(self, replica: Replica, *, is_adaptive: bool) -> None:
+    def __init__(self, replica: Replica, *, is_adaptive: bool, workers: int = 1) -> None:
+        self._workers = workers
         self._total = self.slots = replica.slots
         self.lease: int | None = None
         self.limit = ConcurrencyLimit(replica.slots) if is_adaptive and not replica.traits.is_ours else None
@@ -128,6 +129,14 @@ class ReplicaSlots:
     def slots_max(self) -> int:
         """What this process may use of the replica, were it to serve all of it well."""
         return self._total if self.lease is None else min(self.lease, self._total)
+
+    @property
+    def slots_expected(self) -> int:
+        """How many it will run while it has work: where several workers share the replica, each gets an even share."""
+        if self.lease is None or self._workers == 1:
+            return self.slots
+        share = self._total // self._workers
+        return max(self.slots, share if self.limit is None else min(share, self.limit.value))
 
     def set_slots(self) -> None:
         """Takes over what has changed of the slots, the lease or the limit."""
