@@ -1,15 +1,17 @@
-"""The tables of docs/reference/endings.md, made from the table that the code runs on.
+"""The tables of docs/reference/endings.md, and endings.json beside it, made from the table that the code runs on.
 
-`python -m tests.docs.endings_page` writes them anew into the page.
+`python -m tests.docs.endings_page` writes them anew.
 """
 
+import json
 import re
 from pathlib import Path
 
-from headrace.core.endings import ENDINGS, Ending, Stage
+from headrace.core.endings import ENDINGS, Charge, Ending, Stage
 from headrace.core.outcome import Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "endings.md"
+FACTS = PAGE.with_suffix(".json")
 HEAD = (
     "| reason | what happened | the caller sees | `x-should-retry` | another replica may try | charged | outcome | attempt | log |\n"
     "|---|---|---|---|---|---|---|---|---|"
@@ -59,5 +61,26 @@ def rendered(page: str) -> str:
     return page
 
 
+def facts() -> str:
+    """The same for programs."""
+    rows = [
+        {
+            "reason": row.reason.value,
+            "stage": row.stage.value,
+            "meaning": row.meaning,
+            "outcome": row.outcome.value,
+            "status": None if row.error is None or row.outcome is Outcome.CANCELLED else row.error.status,
+            "code": None if row.error is None or row.outcome is Outcome.CANCELLED else row.error.code,
+            "may_retry": row.may_retry,
+            "charge_rule": row.charge.value,
+            "is_billed": row.charge is not Charge.NOTHING,
+            "attempt": None if row.attempt is None else row.attempt.value,
+        }
+        for row in ENDINGS.values()
+    ]
+    return json.dumps({"endings": rows}, indent=1) + "\n"
+
+
 if __name__ == "__main__":
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    FACTS.write_text(facts(), encoding="utf-8")

@@ -9,3 +9,7 @@ def test_the_page_shows_the_table_as_it_is() -> None:
     page = endings_page.PAGE.read_text(encoding="utf-8")
     assert page == endings_page.rendered(page)
     assert all(f"`{reason}`" in page for reason in Reason)
+
+
+def test_programs_are_told_the_same() -> None:
+    assert endings_page.FACTS.read_text(encoding="utf-8") == endings_page.facts()

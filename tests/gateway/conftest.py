@@ -19,6 +19,7 @@ rest_s = 0
 @pytest.fixture(scope="session")
 def solo_rig() -> Iterator[Rig]:
     with rig({"slots": 64, "log": True}) as running:
+        running.set_prices()
         yield running
 
 
@@ -34,6 +35,7 @@ def solo(solo_rig: Rig) -> Iterator[Rig]:
 def pair_rig() -> Iterator[Rig]:
     options = {"slots": 64, "owned_by": "vllm"}
     with rig(options, options, config=PAIR_CONFIG) as running:
+        running.set_prices()
         yield running
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import openai
 
+from headrace.core.prices import Item, rates_of
+from headrace.core.request import Endpoint
 from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.policies import charging
 from headrace.stores.opening import open_database
 from headrace.stores.usage_report import UsageReport
 from tests.support import wire
@@ -20,6 +23,16 @@ from tests.support.wire import Exchange
 CHAT = "/v1/chat/completions"
 NO_LIMITS = "[tenant_defaults]\nrequests_per_minute = 0\nconcurrency_max = 0\n"
 ANSWER_LIMIT_S = 60.0
+# What everything costs on a rig that was priced: no two items alike, so that a token that counts as another shows.
+PRICES = {
+    Item.INPUT: "3",
+    Item.CACHED_INPUT: "0.5",
+    Item.OUTPUT: "11",
+    Item.REASONING_OUTPUT: "7",
+    Item.REQUEST: "0.0000013",
+    Item.VECTOR: "0.017",
+}
+RATES = rates_of(PRICES)
 
 
 def words(count: int, *, start: int = 0) -> str:
@@ -34,6 +47,14 @@ class Rig:
         self.provider = running
         self.engines = list(engines)
         self.key = running.key()
+
+    def set_prices(self) -> None:
+        """PRICES for every model and tenant, from the beginning of time: nothing was used yet."""
+        lines = ["[[price]]", 'currency = "EUR"', "valid_from = 2020-01-01"]
+        lines += [f'{item} = "{text}"' for item, text in PRICES.items()]
+        file = self.provider.data / "prices.toml"
+        file.write_text("\n".join(lines))
+        self.provider.cli("prices", "import", str(file))
 
     @property
     def engine(self) -> ScriptedEngine:
@@ -90,6 +111,7 @@ class Rig:
             what=f"the record of {wanted}",
         )
         (record,) = found
+        check_charge(record)
         return record
 
     def executions(self, answer: Exchange) -> list[ExecutionRecord]:
@@ -110,6 +132,8 @@ class Rig:
             return found if len(found) >= count else []
 
         records: list[UsageRecord] = wait_until(fresh, what=f"{count} records")
+        for record in records:
+            check_charge(record)
         return records
 
     def is_idle(self) -> bool:
@@ -135,6 +159,15 @@ class Rig:
         """What the log says of errors that are ours."""
         events = ("internal.error", "library.warned")
         return [line for line in self.provider.log_lines() if line["event"] in events]
+
+
+def check_charge(record: UsageRecord) -> None:
+    """The law behind every record on a rig that was priced: its charge is what its ending, its counts and its price make."""
+    if record.price_version:
+        unit = Endpoint(record.endpoint).unit
+        assert record.charge_pico == charging.charge(record.charge_rule, record.usage, RATES, unit=unit)
+    else:
+        assert record.charge_pico == 0
 
 
 @contextmanager

@@ -9,11 +9,13 @@ import pytest
 from headrace.core import keys
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError
+from headrace.core.prices import Item
 from headrace.core.tenant import TenantLimits
 from headrace.stores import mirror, schema, sqlite
 from headrace.stores.migrations import MIGRATIONS
 from headrace.stores.mirror import MIRRORED, Mirror
 from headrace.stores.postgres import PostgresDatabase
+from headrace.stores.prices import Draft, PriceStore
 from headrace.stores.shipping import SHIPPED
 from headrace.stores.tenants import TenantStore
 from tests.support.postgres import PostgresServer
@@ -70,6 +72,20 @@ def test_a_key_made_and_revoked_centrally_is_so_here(rig: Rig) -> None:
     assert gateway.changed()
     assert gateway.key_ring(DEFAULTS) == {}
     gateway.close()
+
+
+def test_prices_set_centrally_are_the_prices_here(rig: Rig) -> None:
+    """Also on top of others: the table takes no changes, and gets none."""
+    central = PriceStore(PostgresDatabase(rig.url), clock=rig.clock, actor="cli:root")
+    here = PriceStore(sqlite.open_file(Path(rig.local.name)), clock=rig.clock, actor="service")
+    for price in ("0.15", "0.20"):
+        central.enter([Draft("EUR", {Item.INPUT: price}, model="m")])
+        assert rig.mirror.refresh()
+        assert here.versions() == central.versions()
+        assert here.revision() == central.revision()
+    assert len(here.book()) == 2
+    central.close()
+    here.close()
 
 
 def test_only_what_differs_is_written(rig: Rig) -> None:

@@ -25,7 +25,7 @@ from headrace.gateway.leased_dispatch import LeasedDispatch
 from headrace.gateway.listener import Listener, Room, open_sockets
 from headrace.policies.health import Circuit
 from headrace.policies.pressure import Pressure
-from headrace.stores import pepper, tenants
+from headrace.stores import pepper, prices, tenants
 from headrace.stores.keys import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.merging import MetricsState
@@ -64,6 +64,7 @@ class DataPlane:
         self._clock = clock
         self._port = 0
         self._tenants = tenants.open_tenants(data, clock=clock)
+        self._prices = prices.open_prices(data, clock=clock)
         secret = pepper.load(data / pepper.NAME)
         partitions = CachePartitions(secret, rotation=config.prefix_cache.salt_rotation)
         self._auth = Authenticator(
@@ -87,6 +88,7 @@ class DataPlane:
             lender=lender,
         )
         self._keys_revision = 0
+        self._gateway.usage.prices = self._prices.book()
         self._go_by(*self._read_keys())
 
     async def run(self, *, opened: Callable[[int], None]) -> None:
@@ -120,7 +122,7 @@ class DataPlane:
             ) from None
 
     async def _watch_keys(self) -> None:
-        """Keys and limits changed by a command are in force within a second; those that can't be read stay as they are."""
+        """Keys, limits and prices changed by a command are in force within a second; those that can't be read stay as they are."""
         was_read = True
         uses_due_s = self._clock.now_s() + USES_EVERY_S
         while True:
@@ -131,6 +133,8 @@ class DataPlane:
                     await asyncio.to_thread(self._tenants.note_uses, self._take_uses())
                 if await asyncio.to_thread(self._tenants.changed):
                     ring, callers = await asyncio.to_thread(self._read_keys)
+                    # Prices go first: once the ring's revision is told to be in force, all of its time are.
+                    self._gateway.usage.prices = await asyncio.to_thread(self._prices.book)
                     self._go_by(ring, callers)
                     self._log.event("keys.reloaded", keys=len(ring))
                 was_read = True
@@ -201,6 +205,7 @@ class DataPlane:
         except HeadraceError as error:
             self._log.event("keys.failing", error=str(error))
         self._tenants.close()
+        self._prices.close()
 
     async def reports(self) -> list[PlaneReport]:
         return [self.report()]

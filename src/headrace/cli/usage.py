@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,9 +11,10 @@ from headrace import config
 from headrace.cli import common, durations
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
+from headrace.core.money import format_amount
 from headrace.core.usage import UsageRecord, UsageSource
 from headrace.stores.opening import open_database
-from headrace.stores.usage_report import Group, UsageReport, UsageSum
+from headrace.stores.usage_report import NO_CURRENCY, Group, UsageReport, UsageSum
 
 _CLOCK = SystemClock()
 # What was refused has no record.
@@ -58,11 +59,12 @@ def _usage(arguments: argparse.Namespace) -> None:
     try:
         _require_tenant(report, arguments.tenant)
         if arguments.requests:
+            currencies = report.currencies()
             records = report.requests(tenant=arguments.tenant, since_s=since_s, limit=arguments.limit)
             if arguments.json:
-                common.print_json([_request_json(report, record) for record in records])
+                common.print_json([_request_json(report, currencies, record) for record in records])
             else:
-                _print_requests(records)
+                _print_requests(currencies, records)
             return
         groups = (Group(arguments.by),) if arguments.by else (Group.TENANT, Group.MODEL)
         sums = report.summary(tenant=arguments.tenant, since_s=since_s, group_by=groups)
@@ -88,7 +90,7 @@ def _print_sums(groups: Sequence[Group], sums: Sequence[UsageSum]) -> None:
         *(group.value for group in groups),
         "requests",
         *_OUTCOMES,
-        *("prompt", "cached", "completion", "estimated", "unknown"),
+        *("prompt", "cached", "completion", "estimated", "unknown", "charge"),
     )
     rows = [
         (
@@ -98,13 +100,14 @@ def _print_sums(groups: Sequence[Group], sums: Sequence[UsageSum]) -> None:
             *(getattr(row, tokens) for tokens in _TOKENS),
             None if (share := _estimated_share(row)) is None else f"{share:.1%}",
             row.unknown,
+            _charges_text(row.charges),
         )
         for row in sums
     ]
     common.print_table(rows, headings=headings)
 
 
-def _print_requests(records: Sequence[UsageRecord]) -> None:
+def _print_requests(currencies: Mapping[str, str], records: Sequence[UsageRecord]) -> None:
     rows = []
     for record in records:
         is_known = record.usage_source != UsageSource.UNKNOWN.value
@@ -122,10 +125,13 @@ def _print_requests(records: Sequence[UsageRecord]) -> None:
                 record.usage_source,
                 record.ttft_s,
                 record.total_s,
+                f"{format_amount(record.charge_pico)} {currencies.get(record.price_version, NO_CURRENCY)}"
+                if record.price_version
+                else None,
             )
         )
     columns = ("started", "request", "tenant", "model", "endpoint", "stream", "outcome", "reason")
-    measures = ("prompt", "cached", "completion", "source", "ttft_s", "total_s")
+    measures = ("prompt", "cached", "completion", "source", "ttft_s", "total_s", "charge")
     common.print_table(rows, headings=(*columns, *measures))
 
 
@@ -140,15 +146,26 @@ def _sum_json(groups: Sequence[Group], row: UsageSum) -> dict[str, object]:
     facts = {
         name: getattr(row, name) for name in ("requests", *_OUTCOMES, *_TOKENS, "estimated_tokens", "unknown")
     }
-    return {**named, **facts, "estimated_share": _estimated_share(row)}
+    charges = {currency: format_amount(pico) for currency, pico in row.charges.items()}
+    return {**named, **facts, "estimated_share": _estimated_share(row), "charges": charges}
 
 
-def _request_json(report: UsageReport, record: UsageRecord) -> dict[str, object]:
+def _charges_text(charges: dict[str, int]) -> str | None:
+    return " + ".join(f"{format_amount(pico)} {currency}" for currency, pico in charges.items()) or None
+
+
+def _request_json(
+    report: UsageReport, currencies: Mapping[str, str], record: UsageRecord
+) -> dict[str, object]:
     attempts = [_record_json(execution) for execution in report.executions(record.request_id)]
-    return {**_record_json(record), "executions": attempts}
+    facts = _record_json(record)
+    facts["charge"] = format_amount(facts.pop("charge_pico"))
+    facts["charge_rule"] = record.charge_rule.value
+    facts["currency"] = currencies.get(record.price_version)
+    return {**facts, "executions": attempts}
 
 
-def _record_json(record: msgspec.Struct) -> dict[str, object]:
+def _record_json(record: msgspec.Struct) -> dict[str, Any]:
     """Fields as they are stored, but times as people read them and unknown usage as null, never as a number."""
     facts = msgspec.structs.asdict(record)
     facts["started"] = durations.utc(facts.pop("started_s"))

@@ -366,11 +366,13 @@ def _usage(question: Question, completion_tokens: int, faults: Faults) -> dict[s
         default=question.cached_tokens,
     )
     prompt_tokens = max(prompt_tokens, cached)
+    reasoning = completion_tokens // 2 if _reasoning_field(question, faults) else 0
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
     }
 
 

@@ -212,7 +212,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         Kind.REASONING,
-        "the first half of a chat answer is reasoning, in that field",
+        "the first half of a chat answer is reasoning, in that field and in its usage",
         words=("reasoning_content", "reasoning"),
         required=1,
     ),

@@ -9,6 +9,10 @@ from headrace.core.endings import Charge
 from headrace.core.prices import ITEM_OF, Item, Rates
 from headrace.core.usage import TokenUsage, Unit, UsageSource
 
+# Looked up once: a member of an enumeration costs more than the multiplications of a charge.
+_NOTHING = Charge.NOTHING
+_UNBILLED = frozenset({UsageSource.UNKNOWN, UsageSource.NONE})
+
 
 class Line(msgspec.Struct, frozen=True, gc=False):
     """One item of a charge: `quantity` at `rate_pico` each."""
@@ -27,7 +31,7 @@ def is_billed(rule: Charge, source: str) -> bool:
 
     What is unknown is not billed, and neither is what no engine worked on; an estimate is billed as a count is.
     """
-    return rule is not Charge.NOTHING and source != UsageSource.UNKNOWN and source != UsageSource.NONE
+    return rule is not _NOTHING and source not in _UNBILLED
 
 
 def charge(rule: Charge, usage: TokenUsage, rates: Rates, *, unit: Unit | None) -> int:
@@ -38,7 +42,7 @@ def charge(rule: Charge, usage: TokenUsage, rates: Rates, *, unit: Unit | None) 
     Args:
         unit: What `usage.units` counts; None where the task has no unit beside tokens.
     """
-    if not is_billed(rule, usage.source):
+    if rule is _NOTHING or usage.source in _UNBILLED:
         return 0
     cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
     pico = (

@@ -30,6 +30,9 @@ class Action(StrEnum):
     KEY_CREATE = "key.create"
     KEY_ROTATE = "key.rotate"
     KEY_REVOKE = "key.revoke"
+    PRICE_SET = "price.set"
+    CORRECTION = "usage.correct"
+    INVOICE_ISSUE = "invoice.issue"
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,6 +227,18 @@ CREATE TABLE gateway (
 ) STRICT
 """
 
+# Prices as they were stated, a JSON object of decimals by item; null for a version that withdraws.
+_PRICE = """
+CREATE TABLE price (
+    number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
+    tenant TEXT NOT NULL,
+    model TEXT NOT NULL,
+    currency TEXT NOT NULL,
+    valid_from_s REAL NOT NULL,
+    stated TEXT NOT NULL
+) STRICT
+"""
+
 
 # The attempts that made an answer go back to rows of their own.
 _SERVED_AS_ROWS = """
@@ -383,5 +395,11 @@ MIGRATIONS: tuple[Migration, ...] = (
         ),
         down=("DROP TABLE key_use", "ALTER TABLE api_key DROP COLUMN terms"),
         loses=(Loss("api_key WHERE terms <> '{}'", "keys that are narrowed, and would be wide without it"),),
+    ),
+    Migration(
+        "price book",
+        up=(_PRICE, append_only("price"), count_changes("price")),
+        down=("DROP TABLE price", append_only_gone("price")),
+        loses=(Loss("price", "versions of prices"),),
     ),
 )

@@ -1,4 +1,4 @@
-"""How does a gateway know tenants and keys that are kept elsewhere? It has a copy of them, made again when they change.
+"""How does a gateway know tenants, keys and prices that are kept elsewhere? It has a copy of them, made again when they change.
 
 The copy is in the gateway's own database, in the same tables: whoever serves reads it there, and never waits for another
 machine. The copy outlives an outage of the central database, and a start during one. It knows when it was last true.
@@ -14,7 +14,7 @@ from headrace.stores.database import Database, columns
 from headrace.stores.sqlite import SqliteDatabase
 
 # What is copied, parents before children. Every change of a row in one of them counts in `tenancy`.
-MIRRORED = ("tenant", "api_key")
+MIRRORED = ("tenant", "api_key", "price")
 # How old the note may get that says when the copy was last true: a commit on a disk, several times a minute.
 _NOTE_EVERY_S = 10.0
 

@@ -33,6 +33,7 @@ class UsageSum:
             known of none.
         estimated_tokens: How many of the prompt and completion tokens are our estimate, not the engine's count.
         unknown: Requests whose usage nobody reported; they are in no sum.
+        charges: Pico-units by currency.
     """
 
     group: tuple[str, ...]
@@ -46,12 +47,13 @@ class UsageSum:
     completion_tokens: int | None
     estimated_tokens: int
     unknown: int
+    charges: dict[str, int]
 
 
 # An id is made when a request has been read, `started_s` when it has been understood; the clock may be set in between.
 _ID_MARGIN_S = 3600.0
 
-# Aggregates in the order of UsageSum's fields.
+# Aggregates in the order of UsageSum's fields, but for the last.
 _SUMS = """
     count(*),
     count(*) FILTER (WHERE outcome = 'delivered'), count(*) FILTER (WHERE outcome = 'failed'),
@@ -62,6 +64,19 @@ _SUMS = """
     coalesce(sum(prompt_tokens + completion_tokens) FILTER (WHERE usage_source = 'estimated'), 0),
     count(*) FILTER (WHERE usage_source = 'unknown')
 """
+
+NO_CURRENCY = (
+    "XXX"  # ISO 4217's own, for a version that isn't in the book: from before a step back of the schema
+)
+
+# A sum of charges may be larger than 64 bits: it is made of two, of parts above and below this.
+_PART_PICO = 10**9
+SUM_OF_CHARGES = f"coalesce(sum(charge_pico / {_PART_PICO}), 0), coalesce(sum(charge_pico % {_PART_PICO}), 0)"
+
+
+def joined(high: int, low: int) -> int:
+    """The sum that SUM_OF_CHARGES selects in two parts."""
+    return int(high) * _PART_PICO + int(low)
 
 
 class UsageReport:
@@ -87,20 +102,38 @@ class UsageReport:
         groups = ", ".join(
             self._database.utc_day("started_s") if group is Group.DAY else group.value for group in group_by
         )
-        where, values = _where(since_s=since_s, until_s=until_s, tenant=tenant)
-        rows = self._database.rows(
-            f"SELECT {groups}, {_SUMS} FROM usage {where} GROUP BY {groups} ORDER BY {groups}", values
-        )
+        condition, values = where(since_s=since_s, until_s=until_s, tenant=tenant)
         width = len(group_by)
-        return [UsageSum(row[:width], *row[width:]) for row in rows]
+        with self._database.snapshot():
+            rows = self._database.rows(
+                f"SELECT {groups}, {_SUMS} FROM usage {condition} GROUP BY {groups} ORDER BY {groups}", values
+            )
+            charged = self._database.rows(
+                f"SELECT {groups}, price_version, {SUM_OF_CHARGES} FROM usage {condition}"
+                f" GROUP BY {groups}, price_version",
+                values,
+            )
+            currencies = self.currencies()
+        charges: dict[tuple[str, ...], dict[str, int]] = {}
+        for row in charged:
+            version, high, low = row[width:]
+            if version:
+                sums = charges.setdefault(row[:width], {})
+                currency = currencies.get(version, NO_CURRENCY)
+                sums[currency] = sums.get(currency, 0) + joined(high, low)
+        return [UsageSum(row[:width], *(*row[width:], charges.get(row[:width], {}))) for row in rows]
+
+    def currencies(self) -> dict[str, str]:
+        """Of each version in the price book, as records name it."""
+        return currencies(self._database)
 
     def requests(
         self, *, tenant: str | None = None, since_s: float | None = None, limit: int = 100
     ) -> list[UsageRecord]:
         """Single records, the newest first."""
-        where, values = _where(since_s=since_s, until_s=None, tenant=tenant)
+        condition, values = where(since_s=since_s, tenant=tenant)
         rows = self._database.rows(
-            f"SELECT {columns(UsageRecord.__struct_fields__)} FROM usage {where} ORDER BY request_id DESC LIMIT ?",
+            f"SELECT {columns(UsageRecord.__struct_fields__)} FROM usage {condition} ORDER BY request_id DESC LIMIT ?",
             [*values, limit],
         )
         return [_record(row, UsageRecord) for row in rows]
@@ -121,6 +154,11 @@ class UsageReport:
         return [_record(row, ExecutionRecord) for row in rows]
 
 
+def currencies(database: Database) -> dict[str, str]:
+    """Of each version in the price book, as records name it."""
+    return dict(database.rows("SELECT 'p' || number, currency FROM price"))
+
+
 def _record(row: tuple[Any, ...], kind: type[Record]) -> Record:
     # Not strict, because our databases hold no booleans: 0 and 1 become what the field wants.
     return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind, strict=False)
@@ -131,11 +169,21 @@ def _id_at(wall_s: float) -> str:
     return f"req_{max(0, int(wall_s * 1000)):012x}"
 
 
-def _where(
-    *, since_s: float | None, until_s: float | None, tenant: str | None
+def where(
+    *,
+    since_s: float | None = None,
+    until_s: float | None = None,
+    tenant: str | None = None,
+    model: str | None = None,
 ) -> tuple[str, list[float | str]]:
-    """The rows of that time and tenant. Without a tenant the key narrows them down: it begins with the time of arrival."""
-    terms = {"started_s >= ?": since_s, "started_s < ?": until_s, "tenant = ?": tenant}
+    """The rows of that time, tenant and model. Without a tenant the key narrows them down: it begins with the time of
+    arrival."""
+    terms: dict[str, float | str | None] = {
+        "started_s >= ?": since_s,
+        "started_s < ?": until_s,
+        "tenant = ?": tenant,
+        "model = ?": model,
+    }
     if tenant is None:
         terms["request_id >= ?"] = None if since_s is None else _id_at(since_s - _ID_MARGIN_S)
         terms["request_id < ?"] = None if until_s is None else _id_at(until_s + _ID_MARGIN_S)
