@@ -124,6 +124,7 @@ class DataPlane:
     async def _watch_keys(self) -> None:
         """Keys, limits and prices changed by a command are in force within a second; those that can't be read stay as they are."""
         was_read = True
+        is_due = False  # until all of it was read
         uses_due_s = self._clock.now_s() + USES_EVERY_S
         while True:
             await asyncio.sleep(KEY_CHECK_S)
@@ -131,11 +132,13 @@ class DataPlane:
                 if self._clock.now_s() >= uses_due_s:
                     uses_due_s = self._clock.now_s() + USES_EVERY_S
                     await asyncio.to_thread(self._tenants.note_uses, self._take_uses())
-                if await asyncio.to_thread(self._tenants.changed):
+                is_due = is_due or await asyncio.to_thread(self._tenants.changed)
+                if is_due:
                     ring, callers = await asyncio.to_thread(self._read_keys)
-                    # Prices go first: once the ring's revision is told to be in force, all of its time are.
+                    # Read later than the ring, whose revision is what is told to be in force.
                     self._gateway.usage.prices = await asyncio.to_thread(self._prices.book)
                     self._go_by(ring, callers)
+                    is_due = False
                     self._log.event("keys.reloaded", keys=len(ring))
                 was_read = True
             except Exception as error:  # noqa: BLE001 -- the task's edge: the service outlives its database

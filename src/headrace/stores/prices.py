@@ -58,9 +58,7 @@ class PriceStore:
         """
         now_s = self._clock.wall_s()
         with self._database.transaction():
-            known = {
-                (p.tenant, p.model, p.currency, p.valid_from_s): p for p in versions(self._database)
-            }
+            known = {(p.tenant, p.model, p.currency, p.valid_from_s): p for p in versions(self._database)}
             entered: list[Price] = []
             for draft in drafts:
                 version = self._checked(draft, now_s=now_s)
