@@ -19,7 +19,7 @@ from pathlib import Path
 from headrace.core.clock import SystemClock
 from headrace.core.ids import KeyId, ReplicaId, RequestId, TenantId
 from headrace.core.usage import ExecutionRecord, UsageRecord
-from headrace.stores import ledger, sqlite
+from headrace.stores import ledger, ledger_rows, sqlite
 
 
 def records(number: int, wall_s: float) -> tuple[UsageRecord, list[ExecutionRecord]]:
@@ -35,7 +35,7 @@ def records(number: int, wall_s: float) -> tuple[UsageRecord, list[ExecutionReco
     return usage, [execution]
 
 
-def insert_row_by_row(connection: sqlite3.Connection, table: object, rows: Sequence[ledger.Row]) -> int:
+def insert_row_by_row(connection: sqlite3.Connection, table: object, rows: Sequence[ledger_rows.Row]) -> int:
     """The obvious way, in the place of the ledger's own `_insert`."""
     if rows:
         statement = table.statements[1]  # type: ignore[attr-defined]
@@ -66,9 +66,9 @@ def measure(
     """One run: the loop alone (it makes the records and drops them), with the ledger, and alone again."""
     before, _ = busy_loop(seconds, rate_per_s, None)
     path = Path(tempfile.mkdtemp(dir=directory)) / sqlite.DATABASE_NAME
-    own_insert = ledger._insert
+    own_insert = ledger_rows._insert
     if way == "executemany":
-        ledger._insert = insert_row_by_row  # type: ignore[assignment]
+        ledger_rows._insert = insert_row_by_row  # type: ignore[assignment]
     try:
         store = ledger.Ledger(path, clock=SystemClock(), batch_max=batch_max, on_failure=print)
         store.start()
@@ -76,7 +76,7 @@ def measure(
         committed, backlog = store.committed, store.backlog
         store.stop()
     finally:
-        ledger._insert = own_insert
+        ledger_rows._insert = own_insert
     assert store.backlog == 0
     after, _ = busy_loop(seconds, rate_per_s, None)
     return {

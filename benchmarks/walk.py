@@ -75,6 +75,9 @@ class _NoDisk:
 
     is_behind = False
 
+    def begin(self, request: object, replica: object, attempt: int) -> None:
+        pass
+
     def append(self, usage: object, executions: object) -> None:
         pass
 

@@ -1,20 +1,18 @@
 """What did the operator ask for? Flags, environment and headrace.toml as frozen values, read once, checked whole."""
 
-import difflib
 import ipaddress
 import math
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal
 
 import msgspec
 
+from headrace import config_text
 from headrace.core.errors import ConfigError
 from headrace.policies.issuers import Issuer, check_issuers
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 ENV_PREFIX = "HEADRACE_"
 _SECRET = re.compile(r"[!-~]+")
@@ -140,6 +138,22 @@ class IdempotencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     answer_bytes_max: int = 1024 * 1024
 
 
+class LedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is done while usage records can't be written.
+
+    Attributes:
+        mode: "strict": new work is refused at once. "lenient": only when `records_max` records wait.
+        records_max: Records that may wait for the disk, in memory and in each process's journal.
+    """
+
+    mode: Literal["strict", "lenient"] = "strict"
+    records_max: int = 10_000
+
+    @property
+    def is_lenient(self) -> bool:
+        return self.mode == "lenient"
+
+
 class PressureConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When keep-alive, and then new work, is given up; see policies.pressure.
 
@@ -257,6 +271,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admission: AdmissionConfig = AdmissionConfig()
     health: HealthConfig = HealthConfig()
     idempotency: IdempotencyConfig = IdempotencyConfig()
+    ledger: LedgerConfig = LedgerConfig()
     pressure: PressureConfig = PressureConfig()
     tenant_defaults: TenantDefaults = TenantDefaults()
     auth: AuthConfig = AuthConfig()
@@ -304,11 +319,7 @@ def load(path: Path | None) -> Config:
 
 def parse(raw: dict[str, Any], *, file: str) -> Config:
     """A Config from the parsed TOML; split from `load` so that tests need no file."""
-    _refuse_unknown_keys(raw, Config, file=file, path="")
-    try:
-        config = msgspec.convert(raw, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: {_told(error, raw)}") from error
+    config = config_text.convert(raw, Config, tables=TABLES, file=file)
     _check_ranges(config, file=file)
     return config
 
@@ -341,61 +352,6 @@ def resolve_secret(reference: str, *, key: str) -> str:
 # What stands in the file more than once, as `[[...]]`.
 TABLES: dict[str, type[msgspec.Struct]] = {"upstreams": UpstreamConfig, "auth.issuers": Issuer}
 
-
-def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, file: str, path: str) -> None:
-    known = {f.name: f.type for f in msgspec.structs.fields(kind)}
-    for key, value in raw.items():
-        where = f"{path}{key}"
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean `{path}{near[0]}`?" if near else f"accepted: {', '.join(known)}"
-            raise ConfigError(f"{file}: unknown key `{where}`; {hint}")
-        inner = known[key]
-        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            _refuse_unknown_keys(value, inner, file=file, path=f"{where}.")
-        elif where in TABLES and isinstance(value, list):
-            for index, item in enumerate(value):
-                if isinstance(item, dict):
-                    _refuse_unknown_keys(item, TABLES[where], file=file, path=f"{where}[{index}].")
-
-
-_KINDS = {
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`bool`": "true or false",
-    "`str`": "text in quotes",
-    "`array`": "a list",
-    "`object`": "a table",
-}
-
-
-def _told(error: msgspec.ValidationError, raw: dict[str, Any]) -> str:
-    """What msgspec found wrong, in the words of a TOML file: the key first, then what it takes."""
-    found, _, path = str(error).partition(" - at `$")
-    key = path.removesuffix("`").lstrip(".")
-    if found.startswith("Object missing required field"):
-        return f"`{key}.{found.split('`')[1]}` is required"
-    if found.startswith("Invalid enum value"):
-        section, value = _where(key, raw)
-        accepted = get_args(get_type_hints(section)[key.rpartition(".")[2]])
-        return f"`{key}` must be one of {', '.join(map(repr, accepted))}, got {value!r}"
-    for kind, words in _KINDS.items():
-        found = found.replace(kind, words)
-    return f"`{key}`: {found[0].lower()}{found[1:]}"
-
-
-_UPSTREAM = re.compile(r"upstreams\[(\d+)\]")
-
-
-def _where(key: str, raw: dict[str, Any]) -> tuple[type[msgspec.Struct], Any]:
-    """The struct that has that key as a field, and what the file says there."""
-    section, _, name = key.partition(".")
-    if (upstream := _UPSTREAM.fullmatch(section)) is not None:
-        return UpstreamConfig, raw["upstreams"][int(upstream[1])][name]
-    kind: type[msgspec.Struct] = get_type_hints(Config)[section]
-    return kind, raw[section][name]
-
-
 _AT_LEAST: dict[str, float] = {
     "server.connections_max": 1,
     "server.header_timeout_s": 0.1,
@@ -424,6 +380,7 @@ _AT_LEAST: dict[str, float] = {
     "idempotency.keys_max": 1,
     "idempotency.bytes_max": 0,
     "idempotency.answer_bytes_max": 0,
+    "ledger.records_max": 100,
     "pressure.memory_bytes_max": 0,
     "pressure.lag_s_max": 0.01,
     "pressure.hold_s": 0,

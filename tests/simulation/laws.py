@@ -13,9 +13,10 @@ from unittest import mock
 
 from headrace.app import gateway_parts
 from headrace.config import Config
-from headrace.core.fleet import FleetSnapshot
+from headrace.core.fleet import FleetSnapshot, Replica
 from headrace.core.ids import TenantId
 from headrace.core.outcome import AttemptOutcome
+from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.gateway.server import Gateway
@@ -166,10 +167,18 @@ class Records:
     def __init__(self, history: History) -> None:
         self._history = history
         self.is_behind = False
+        self.marked: set[str] = set()
         self.usage: dict[str, UsageRecord] = {}
         self.executions: dict[str, Sequence[ExecutionRecord]] = {}
 
+    def begin(self, request: InferenceRequest, replica: Replica, attempt: int) -> None:
+        self.marked.add(request.id)
+
     def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
+        self._history.require(
+            (usage.request_id in self.marked) == (usage.attempts > 0), "what a replica had was marked"
+        )
+        self.marked.discard(usage.request_id)
         self._history.add(
             "record", usage.request_id, usage.outcome, usage.reason, usage.status, usage.attempts
         )

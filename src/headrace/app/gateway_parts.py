@@ -75,6 +75,7 @@ def build_gateway(
                 request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
             ),
             outbox=outbox,
+            records=records,
             metrics=metrics,
             log=log,
             clock=clock,

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -70,6 +70,18 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """Up: records of ended requests for the ledger."""
 
     entries: list[tuple[UsageRecord, list[ExecutionRecord]]]
+
+
+class EncodedRecords(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """The same, as who sends it has it: every record was encoded when it came."""
+
+    entries: list[msgspec.Raw]
+
+
+class Replacement(msgspec.Struct, frozen=True, array_like=True, tag=31):
+    """Up: records in the place of earlier ones of their request, if those aren't in the ledger yet."""
+
+    entry: tuple[UsageRecord, list[ExecutionRecord]]
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=27):
@@ -145,9 +157,16 @@ class AskReport(msgspec.Struct, frozen=True, array_like=True, tag=42):
 
 
 class LedgerBehind(msgspec.Struct, frozen=True, array_like=True, tag=43):
-    """Down: whether new work should be refused, because its record might not reach the disk."""
+    """Down: whether new work should be refused, because its record might not reach the disk; and whether the disk refuses."""
 
     is_behind: bool
+    is_failing: bool
+
+
+class Committed(msgspec.Struct, frozen=True, array_like=True, tag=49):
+    """Down: the first so many of the worker's records are in the ledger."""
+
+    number: int
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=47):
@@ -173,6 +192,7 @@ Up = (
     | Report
     | Line
     | Records
+    | Replacement
     | Begin
     | Keep
     | Drop
@@ -191,6 +211,7 @@ Down = (
     | Begun
     | AskReport
     | LedgerBehind
+    | Committed
     | Drain
     | EndDrain
     | Grant
@@ -221,7 +242,7 @@ class Link(asyncio.Protocol):
         self.fault = ""
         self._transport: asyncio.Transport | None = None
 
-    def send(self, message: Up | Down) -> None:
+    def send(self, message: Up | Down | EncodedRecords) -> None:
         """Sends it, or drops it when the other end is gone, which is told by `lost`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(_encoder.encode(message)))
@@ -269,33 +290,3 @@ async def worker_end(
 async def _linked(end: socket.socket, link: Link) -> Link:
     await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=end)
     return link
-
-
-class LinkRecords:
-    """The ledger as a worker sees it: records go to the service, a few milliseconds' worth at a time.
-
-    State: `_entries`, those not sent yet; `ledger_is_behind`, as the service last said.
-    """
-
-    FLUSH_S = 0.01
-    # About as many records as the ledger itself takes before it counts as behind.
-    UNSENT_BYTES_MAX = 4 * 1024 * 1024
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._entries: list[tuple[UsageRecord, list[ExecutionRecord]]] = []
-        self.ledger_is_behind = False
-
-    @property
-    def is_behind(self) -> bool:
-        return self.ledger_is_behind or self._link.unsent_bytes > self.UNSENT_BYTES_MAX
-
-    def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
-        if not self._entries:
-            asyncio.get_running_loop().call_later(self.FLUSH_S, self.flush)
-        self._entries.append((usage, list(executions)))
-
-    def flush(self) -> None:
-        entries, self._entries = self._entries, []
-        if entries:
-            self._link.send(Records(entries))

@@ -14,6 +14,7 @@ import headrace
 from headrace.app.control_plane import ControlPlane
 from headrace.app.data_plane import DataPlane
 from headrace.app.process import calm_the_collector
+from headrace.app.records import OwnRecords, journals, open_journal
 from headrace.app.report import PlaneReport
 from headrace.app.status import REQUEST_COUNTS, ended_requests, service_status
 from headrace.app.workers import Workers
@@ -26,7 +27,7 @@ from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.core.signing import KeySet
 from headrace.stores import sqlite
-from headrace.stores.ledger import Ledger
+from headrace.stores.ledger import Adoption, Ledger
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logfile import RotatingFile
 from headrace.telemetry.logs import LineStream, Log
@@ -125,10 +126,16 @@ class Service:
         self._ledger = Ledger(
             data / sqlite.DATABASE_NAME,
             clock=self._clock,
+            queue_max=config.ledger.records_max,
+            is_lenient=config.ledger.is_lenient,
             on_failure=self._ledger_failed,
             on_recovery=lambda outage_s: self._log.event("ledger.recovered", outage_s=outage_s),
+            on_commit=lambda settled: self._tell_commit(settled),
+            on_adoption=self._ledger_adopted,
         )
-        self._ledger.start()
+        self._ledger.start(journals(data))
+        self._own_records: OwnRecords | None = None
+        self._tell_commit: Callable[[int], None]  # set with the front, before any record can come
         auth = config.auth
         self._issuers = Issuers(
             auth.issuers,
@@ -188,6 +195,8 @@ class Service:
             raise
         finally:
             await asyncio.to_thread(self._ledger.stop)
+            if self._own_records is not None:
+                self._own_records.close()
             self._admin.stop()
             self._front.close()
             (self._data / "run" / "service.json").unlink(missing_ok=True)
@@ -200,17 +209,21 @@ class Service:
 
     def _build_front(self, chance: random.Random) -> Front:
         if self._config.server.workers == 1:
+            journal = open_journal(self._data, os.getpid(), self._config)
+            records = OwnRecords(self._ledger, journal, is_lenient=self._config.ledger.is_lenient)
+            self._own_records = records
+            self._tell_commit = records.committed
             return DataPlane(
                 self._config,
                 self._data,
-                records=self._ledger,
+                records=records,
                 metrics=self._metrics,
                 log=self._log,
                 clock=self._clock,
                 chance=chance,
                 key_missing=self._issuers.missing,
             )
-        return Workers(
+        workers = Workers(
             self._config,
             self._data,
             ledger=self._ledger,
@@ -221,6 +234,8 @@ class Service:
             clock=self._clock,
             chance=chance,
         )
+        self._tell_commit = workers.committed
+        return workers
 
     def _build_admin(self) -> AdminServer:
         server = self._config.server
@@ -290,6 +305,20 @@ class Service:
         self._ledger_failures += 1
         self._metrics.ledger_failures.labels().add()
         self._log.event("ledger.failing", error=message, backlog=self._ledger.backlog)
+        if self._own_records is not None:
+            self._own_records.changed()
+
+    def _ledger_adopted(self, adoption: Adoption) -> None:
+        self._metrics.ledger_adopted.labels().add(len(adoption.entries))
+        self._metrics.ledger_orphans.labels().add(len(adoption.orphans))
+        if adoption.entries or adoption.orphans or adoption.torn:
+            self._log.event(
+                "ledger.adopted",
+                records=len(adoption.entries),
+                orphans=len(adoption.orphans),
+                torn=adoption.torn,
+                path=None if adoption.kept is None else str(adoption.kept),
+            )
 
     # Asked from the admin port's thread.
 
@@ -302,6 +331,7 @@ class Service:
             self._front.fill_gauges()
         self._metrics.ledger_backlog.labels().set(self._ledger.backlog)
         self._metrics.ledger_committed.labels().set(self._ledger.committed)
+        self._metrics.ledger_failing.labels().set(self._ledger.failed is not None)
 
     async def _status(self) -> dict[str, Any]:
         counted = await self._front.counted()

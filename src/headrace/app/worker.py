@@ -22,8 +22,9 @@ from headrace.app import link as wire
 from headrace.app.answers import SharedAnswers
 from headrace.app.data_plane import DataPlane
 from headrace.app.gateway_parts import Lender
-from headrace.app.link import Down, Link, LinkRecords
+from headrace.app.link import Down, Link
 from headrace.app.process import calm_the_collector, die_with_parent
+from headrace.app.records import LinkRecords, open_journal
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, leaves
 from headrace.core.leases import Deny, Grant, GrantRate, Recall, Sated
@@ -49,7 +50,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._gone = asyncio.Event()
         self._link: Link
-        self._records: LinkRecords
+        self._records: LinkRecords | None = None
         self._answers: SharedAnswers
         self._plane: DataPlane | None = None
         self._early: list[Down] = []
@@ -59,7 +60,6 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._stop.set)
         self._link = await wire.worker_end(end, received=self._received, lost=self._lost)
-        self._records = LinkRecords(self._link)
         self._link.send(wire.Hello(wire.VERSION, os.getpid()))
         cut: int | None = None
         try:
@@ -67,12 +67,15 @@ class Worker:
         except* ConfigError as errors:
             self._link.send(wire.Refused(str(leaves(errors)[0])))
         finally:
-            self._records.flush()
+            if self._records is not None:
+                self._records.flush()
             self._send_report()
             if cut is not None:
                 self._link.send(wire.Drained(cut))
             self._link.close()
             await self._gone.wait()
+            if self._records is not None:
+                self._records.close()
         return 1 if cut is None else 0
 
     async def _serve(self, start: wire.Start) -> int:
@@ -80,9 +83,15 @@ class Worker:
         log = Log(_LinkLines(self._link), self._clock, worker=start.worker)
         capture_strays(log)
         self._answers = SharedAnswers(self._link, start.config.idempotency)
+        data = Path(start.data)
+        self._records = LinkRecords(
+            self._link,
+            open_journal(data, os.getpid(), start.config),
+            is_lenient=start.config.ledger.is_lenient,
+        )
         self._plane = plane = DataPlane(
             start.config,
-            Path(start.data),
+            data,
             records=self._records,
             metrics=self._metrics,
             log=log,
@@ -133,12 +142,14 @@ class Worker:
                 self._started.set_result(message)
             case wire.Drain():
                 self._stop.set()
-            case wire.LedgerBehind(is_behind):
-                self._records.ledger_is_behind = is_behind
             case wire.AskReport(number):
                 self._send_report(number)
-            case _ if plane is None:
+            case _ if plane is None or self._records is None:
                 self._early.append(message)
+            case wire.LedgerBehind(is_behind, is_failing):
+                self._records.ledger_said(is_behind=is_behind, is_failing=is_failing)
+            case wire.Committed(number):
+                self._records.committed(number)
             case wire.EndDrain():
                 plane.end_drain()
             case wire.Publish(snapshot):

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
@@ -13,6 +14,7 @@ from headrace.app import link as wire
 from headrace.app.answers import AnswerDesk
 from headrace.app.gateway_parts import answer_table
 from headrace.app.link import Link, Up
+from headrace.app.records import journal_of
 from headrace.app.report import PlaneReport
 from headrace.config import Config
 from headrace.control.authority import Authority
@@ -45,7 +47,8 @@ class _Seat:
     """The place of one worker, and the process that has it now.
 
     State: `link` and `process` while there is a process; `is_linked` once it was told what to serve, `is_up` while it accepts connections; `report` and `counted`, its
-    last ones; `answers`, questions that wait for one.
+    last ones; `answers`, questions that wait for one. `recorded` counts the records that came from the process, and `owed` has
+    for each group of them its number in the ledger and the process's own, until that is told to be committed.
     """
 
     def __init__(self, number: int) -> None:
@@ -67,6 +70,8 @@ class _Seat:
         self.report: PlaneReport | None = None
         self.counted: MetricsState = {}
         self.answers: dict[int, asyncio.Future[None]] = {}
+        self.recorded = 0
+        self.owed: deque[tuple[int, int]] = deque()
 
     def begin(self, now_s: float) -> None:
         """A new process."""
@@ -74,6 +79,8 @@ class _Seat:
         self.ready_s = self.report = None
         self.started_s = self.heard_s = now_s
         self.refusal = self.verdict = ""
+        self.recorded = 0
+        self.owed.clear()
 
     def kill(self, why: str) -> None:
         self.verdict = why
@@ -128,7 +135,8 @@ class Workers:
             ours.tls_expiry_days.remove()
         self._questions = 0
         self._draining = asyncio.Event()
-        self._was_behind = False
+        self._loop = asyncio.get_running_loop()
+        self._told = (False, False)
         self._all_up = asyncio.Event()
         self.ticked_s = clock.now_s()
 
@@ -296,6 +304,7 @@ class Workers:
         self._log.event("worker.started", worker=seat.number, pid=seat.pid, restarts=seat.restarts)
         try:
             status = await self._end_of(seat.process, gone, seat)
+            self._ledger.adopt(journal_of(self._data, seat.pid))
         finally:
             seat.kill(seat.verdict)
             self._ended(seat)
@@ -341,6 +350,10 @@ class Workers:
             case wire.Records(entries):
                 for usage, executions in entries:
                     self._ledger.append(usage, executions)
+                self._owe(seat, len(entries))
+            case wire.Replacement((usage, executions)):
+                self._ledger.replace(usage, executions)
+                self._owe(seat, 1)
             case wire.KeyMissing(issuer):
                 self._key_missing(issuer)
             case wire.Line(text):
@@ -367,7 +380,7 @@ class Workers:
             return
         assert seat.link is not None
         seat.link.send(wire.Start(self._config, str(self._data), self._port, seat.number, len(self._seats)))
-        seat.link.send(wire.LedgerBehind(self._ledger.is_behind))
+        seat.link.send(wire.LedgerBehind(*self._ledger_state))
         # Before it opens the port: the first caller finds the models, and their slots.
         seat.link.send(wire.Publish(self._snapshot))
         for key_set in self._key_sets.values():
@@ -410,12 +423,34 @@ class Workers:
                     seat.kill(f"did not open the port within {START_LIMIT_S:.0f} s")
 
     def _tell_behind(self) -> None:
-        is_behind = self._ledger.is_behind
-        if is_behind != self._was_behind:
-            self._was_behind = is_behind
+        state = self._ledger_state
+        if state != self._told:
+            self._told = state
             for seat in self._seats:
                 if seat.link is not None:
-                    seat.link.send(wire.LedgerBehind(is_behind))
+                    seat.link.send(wire.LedgerBehind(*state))
+
+    @property
+    def _ledger_state(self) -> tuple[bool, bool]:
+        """Whether it is behind, and whether it fails."""
+        return self._ledger.is_behind, self._ledger.failed is not None
+
+    def _owe(self, seat: _Seat, count: int) -> None:
+        """So many records came from the worker, and it waits to hear of their commit."""
+        seat.recorded += count
+        seat.owed.append((self._ledger.appended, seat.recorded))
+
+    def committed(self, settled: int) -> None:
+        """Called by the ledger's thread; see stores.ledger.Ledger."""
+        self._loop.call_soon_threadsafe(self._tell_committed, settled)
+
+    def _tell_committed(self, settled: int) -> None:
+        for seat in self._seats:
+            number = 0
+            while seat.owed and seat.owed[0][0] <= settled:
+                number = seat.owed.popleft()[1]
+            if number and seat.link is not None:
+                seat.link.send(wire.Committed(number))
 
 
 def _how(status: int) -> str:

@@ -14,7 +14,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.money import format_amount
 from headrace.core.usage import UsageRecord, UsageSource
 from headrace.stores.opening import open_database
-from headrace.stores.usage_report import NO_CURRENCY, Group, UsageReport, UsageSum
+from headrace.stores.usage_report import NO_CURRENCY, Group, Orphan, UsageReport, UsageSum
 
 _CLOCK = SystemClock()
 # What was refused has no record.
@@ -44,12 +44,17 @@ def add(commands: Any) -> None:
         "--by", choices=[group.value for group in Group], help="what to sum by (default: tenant and model)"
     )
     shape.add_argument("--requests", action="store_true", help="list single requests, the newest first")
+    shape.add_argument(
+        "--orphans",
+        action="store_true",
+        help="list requests that a crash cut off and that have no record; nobody is billed for them",
+    )
     parser.add_argument(
         "--limit",
         type=common.positive,
         default=100,
         metavar="N",
-        help="with --requests: how many (default: 100)",
+        help="with --requests or --orphans: how many (default: 100)",
     )
 
 
@@ -65,6 +70,12 @@ def _usage(arguments: argparse.Namespace) -> None:
                 common.print_json([_request_json(report, currencies, record) for record in records])
             else:
                 _print_requests(currencies, records)
+            return
+        if arguments.orphans:
+            _print_orphans(
+                report.orphans(tenant=arguments.tenant, since_s=since_s, limit=arguments.limit),
+                as_json=arguments.json,
+            )
             return
         groups = (Group(arguments.by),) if arguments.by else (Group.TENANT, Group.MODEL)
         sums = report.summary(tenant=arguments.tenant, since_s=since_s, group_by=groups)
@@ -133,6 +144,30 @@ def _print_requests(currencies: Mapping[str, str], records: Sequence[UsageRecord
     columns = ("started", "request", "tenant", "model", "endpoint", "stream", "outcome", "reason")
     measures = ("prompt", "cached", "completion", "source", "ttft_s", "total_s", "charge")
     common.print_table(rows, headings=(*columns, *measures))
+
+
+def _print_orphans(orphans: Sequence[Orphan], *, as_json: bool) -> None:
+    if as_json:
+        rows = []
+        for each in orphans:
+            facts = msgspec.structs.asdict(each)
+            for moment in ("started", "found"):
+                facts[moment] = durations.utc(facts.pop(f"{moment}_s"))
+            rows.append(facts)
+        common.print_json(rows)
+        return
+    headings = ("started", "request", "tenant", "key", "model", "replica", "generation", "attempt", "found")
+    common.print_table(
+        [
+            (
+                durations.utc(each.started_s),
+                *(each.request_id, each.tenant, each.key_id, each.model),
+                *(each.replica, each.generation, each.attempt, durations.utc(each.found_s)),
+            )
+            for each in orphans
+        ],
+        headings=headings,
+    )
 
 
 def _estimated_share(row: UsageSum) -> float | None:

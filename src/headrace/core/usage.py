@@ -70,7 +70,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     units: int = 0
 
 
-class UsageRecord(msgspec.Struct, frozen=True, gc=False):
+class UsageRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The terminal record of one request; exactly one per request that was admitted, keyed by request_id.
 
     Attributes:
@@ -132,7 +132,7 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
         return endings.find(self.reason, stage).charge
 
 
-class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
+class ExecutionRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The terminal record of one attempt on one replica, keyed by (request_id, attempt); attempts count from 1."""
 
     request_id: RequestId

@@ -19,7 +19,7 @@ from headrace.gateway.attempt import Attempt
 from headrace.gateway.call import Call
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Slot
-from headrace.gateway.usage import Account
+from headrace.gateway.usage import Account, RecordSink
 from headrace.gateway.walk import Signal
 from headrace.gateway.watch import AttemptLimits, Watch
 from headrace.policies import retry
@@ -63,6 +63,7 @@ class Upstream:
         rules: RetryRules,
         limits: AttemptLimits,
         outbox: Outbox,
+        records: RecordSink,
         metrics: Metrics,
         log: Log,
         clock: Clock,
@@ -71,6 +72,7 @@ class Upstream:
         self._rules = rules
         self._watch = Watch(limits, clock=clock)
         self._outbox = outbox
+        self._records = records
         self._metrics = metrics
         self._log = log
         self._clock = clock
@@ -119,6 +121,7 @@ class Upstream:
                 upstream_model=account.deployment.upstream_model,
                 grant=slot.ticket.grant,
             )
+            self._records.begin(request, attempt.replica, len(account.attempts) + 1)
             self._watch.begin(attempt)
             try:
                 await self._send(attempt, body)

@@ -26,6 +26,10 @@ SERIES_MAX = 4096  # label values are bounded by the families; this bounds what 
 class RecordSink(Protocol):
     """Where records go: the ledger. Must not block."""
 
+    def begin(self, request: InferenceRequest, replica: Replica, attempt: int, /) -> None:
+        """That replica gets the request, which will have records: until they come, a crash leaves a mark of it."""
+        ...
+
     def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None: ...
 
 

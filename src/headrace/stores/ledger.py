@@ -2,32 +2,24 @@
 
 The gateway appends to a queue in memory; one thread writes the queue to SQLite in groups, one transaction and one
 fsync each. An fsync costs about 4 ms whatever is written, so groups are what makes thousands of records per second
-possible; the price is that the newest records, those younger than flush_s plus one commit, die with the process.
-docs/decisions/0006-usage-ledger.md has the measurements.
+possible; the newest records, those younger than flush_s plus one commit, are in a journal (stores/journal.py) meanwhile,
+which outlives the process, and come from there if it dies. docs/decisions/0006-usage-ledger.md has the measurements.
 """
 
-import itertools
 import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-from msgspec.structs import astuple
-
 from headrace.core.clock import Clock
-from headrace.core.outcome import AttemptOutcome, Outcome
+from headrace.core.ids import RequestId
 from headrace.core.usage import ExecutionRecord, UsageRecord
-from headrace.stores import sqlite
+from headrace.stores import journal, ledger_rows, sqlite
+from headrace.stores.journal import Entry, Mark
 
-Entry = tuple[UsageRecord, Sequence[ExecutionRecord]]
-Row = tuple[object, ...]
-
-# Rows of one INSERT, largest first: every statement is prepared once, and any number of rows is a sum of few of them.
-# 1024 rows of a request are 29,696 values; SQLite takes 32,766.
-_STATEMENT_ROWS = tuple(2**power for power in range(10, -1, -1))
 # Above this a group is cut down to a power of two and is one statement per table. The rest is early for the next group.
 _ROUND_ABOVE = 64
 # Without work for this many flush_s the writer sleeps until an append wakes it.
@@ -37,22 +29,30 @@ _RETRY_S = 0.25
 # How long `stop` goes on trying to write the rest.
 _STOP_S = 10.0
 
-# What SQLite says when the record, not the disk, is wrong: a broken CHECK, a wrong type, an integer over 64 bits.
-_RECORD_ERRORS = (
-    sqlite3.IntegrityError,
-    sqlite3.InterfaceError,
-    sqlite3.ProgrammingError,
-    sqlite3.DataError,
-    OverflowError,
-    UnicodeEncodeError,
-)
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What the journal of a process that is no more gave to the ledger.
+
+    Attributes:
+        entries: Records that the ledger didn't have.
+        orphans: Requests that a replica had, and of which nothing else is known: listed in `orphan`, never billed.
+        torn: Pieces that are not whole; then the file is kept, as `kept`, for a person.
+    """
+
+    entries: Sequence[Entry]
+    orphans: Sequence[Mark]
+    torn: int
+    kept: Path | None
 
 
 class Ledger:
-    """The writing side. `append` belongs to the event loop, everything else may be called from anywhere.
+    """The writing side. `append`, `replace` and `adopt` belong to the event loop; the rest may be called from anywhere.
 
-    State: `_queue` is filled by `append` and emptied by the writer; `_pending` (taken from the queue, not yet
-    committed), the counters, `_failed` and `_failed_at_s` are written by the writer thread only.
+    State: `_queue` is filled by `append` and emptied by the writer; `_appended` counts what came into it. `_withdrawn`,
+    records that take the place of an earlier one of their request, by request, until they are written. `_journals`, files
+    to adopt, each with the number of records that come before it. `_pending` (taken from the queue, not yet committed), the
+    other counters, `_failed` and `_failed_at_s` are written by the writer thread only.
 
     Args:
         path: The database; made by `start` when it doesn't exist.
@@ -60,6 +60,11 @@ class Ledger:
         flush_s: How long a record waits for others to share its commit with.
         queue_max: Records waiting for the disk above which the ledger counts as behind. The gateway then refuses new
             work, so the queue is bounded by this plus the requests that are in progress.
+        is_lenient: While the disk refuses, up to `queue_max` records may wait before the ledger counts as behind;
+            otherwise it does at once.
+        on_commit: Told, by the writer thread after each group, how many records are settled since the start: they are in
+            the database for good, in the order in which they came.
+        on_adoption: Told, by the writer thread or within `start`, what a journal gave.
         on_failure: Told once, by the writer thread, when the disk begins to refuse and when a record is set aside.
         on_recovery: Told, by the writer thread, how many seconds the disk refused, once it takes records again.
         connect: Makes the writer's connection, again after every failure.
@@ -73,8 +78,11 @@ class Ledger:
         batch_max: int = 1024,
         flush_s: float = 0.02,
         queue_max: int = 10_000,
+        is_lenient: bool = False,
         on_failure: Callable[[str], None],
         on_recovery: Callable[[float], None] = lambda outage_s: None,
+        on_commit: Callable[[int], None] = lambda settled: None,
+        on_adoption: Callable[[Adoption], None] = lambda adoption: None,
         connect: Callable[[Path], sqlite3.Connection] = sqlite.connect,
     ) -> None:
         self._path = path
@@ -82,14 +90,20 @@ class Ledger:
         self._batch_max = batch_max
         self._flush_s = flush_s
         self._queue_max = queue_max
+        self._is_lenient = is_lenient
         self._on_failure = on_failure
         self._on_recovery = on_recovery
+        self._on_commit = on_commit
+        self._on_adoption = on_adoption
         self._connect = connect
         self._queue: deque[Entry] = deque()
+        self._appended = 0
+        self._withdrawn: dict[RequestId, UsageRecord] = {}
+        self._journals: deque[tuple[int, Path]] = deque()
         self._pending: list[Entry] = []
         self._failed: str | None = None
         self._failed_at_s = 0.0
-        self._committed = 0
+        self._settled = 0
         self._duplicates = 0
         self._rejected = 0
         self._commit_s = 0.0
@@ -98,14 +112,38 @@ class Ledger:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
-    def start(self) -> None:
-        """Opens the database and starts the writer. Raises ConfigError when the database can't be used at all."""
-        sqlite.open_database(self._path).close()
+    def start(self, journals: Sequence[Path] = ()) -> None:
+        """Opens the database, adopts what processes before this one have left, and starts the writer.
+
+        Raises ConfigError when the database can't be used at all.
+        """
+        connection = sqlite.open_database(self._path)
+        try:
+            with sqlite.as_config_error(self._path):
+                for path in journals:
+                    self._take_over(connection, path)
+        finally:
+            connection.close()
         self._thread.start()
 
     def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
         """Hands over the records of one ended request; never waits, never raises."""
+        self._appended += 1
         self._queue.append((usage, executions))
+        self._rouse()
+
+    def replace(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
+        """The same for a request that ended otherwise than the record said which was appended for it before: that one is
+        not written, unless it has been already."""
+        self._withdrawn[usage.request_id] = usage
+        self.append(usage, executions)
+
+    def adopt(self, path: Path) -> None:
+        """Takes over the journal of a process that is no more, after all that was appended before."""
+        self._journals.append((self._appended, path))
+        self._rouse()
+
+    def _rouse(self) -> None:
         # The writer sets the flag before its last look at the queue, so one of the two sees the other.
         if self._is_asleep:
             self._is_asleep = False
@@ -120,7 +158,12 @@ class Ledger:
     @property
     def is_behind(self) -> bool:
         """Whether new work should be refused, because its record might not reach the disk."""
-        return self._failed is not None or len(self._queue) > self._queue_max
+        return len(self._queue) > self._queue_max or (self._failed is not None and not self._is_lenient)
+
+    @property
+    def appended(self) -> int:
+        """Usage records appended since the start."""
+        return self._appended
 
     @property
     def backlog(self) -> int:
@@ -134,8 +177,8 @@ class Ledger:
 
     @property
     def committed(self) -> int:
-        """Usage records on the disk, since the start."""
-        return self._committed
+        """Usage records that were appended and are on the disk, since the start."""
+        return self._settled
 
     @property
     def duplicates(self) -> int:
@@ -190,133 +233,85 @@ class Ledger:
         idle_flushes = 0
         while not self._stopping.is_set():
             self._stopping.wait(self._flush_s)
-            if self._queue or self._pending:
+            if self._has_work:
                 return True
             idle_flushes += 1
             if idle_flushes >= _IDLE_FLUSHES:
                 self._sleep()
                 idle_flushes = 0
-        return bool(self._queue or self._pending)
+        return self._has_work
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._queue or self._pending or self._journals)
 
     def _sleep(self) -> None:
         self._wake.clear()
         self._is_asleep = True
-        if not self._queue and not self._stopping.is_set():
+        if not self._has_work and not self._stopping.is_set():
             self._wake.wait()
         self._is_asleep = False
 
     def _flush(self, connection: sqlite3.Connection) -> None:
-        """Commits one group, and more while full groups are waiting."""
-        while True:
+        """Commits one group, and more while full groups are waiting; then what others have left."""
+        while self._queue or self._pending:
             if not self._pending:
                 self._pending = [self._queue.popleft() for _ in range(self._group_size())]
             started_s = self._clock.now_s()
-            try:
-                self._duplicates += _write(connection, self._pending)
-            except _RECORD_ERRORS:
-                self._write_singly(connection)
+            entries, replacing = self._sort_out()
+            duplicates, rejected = ledger_rows.write_group(connection, entries, replacing)
             self._commit_s = self._clock.now_s() - started_s
-            self._committed += len(self._pending)
+            self._duplicates += duplicates
+            self._set_aside(rejected)
+            self._settled += len(self._pending)
             self._pending = []
+            for usage, _ in replacing:
+                del self._withdrawn[usage.request_id]
+            self._on_commit(self._settled)
             if len(self._queue) < self._batch_max:
-                return
+                break
+        while self._journals and self._journals[0][0] <= self._settled:
+            self._take_over(connection, self._journals[0][1])
+            self._journals.popleft()
+
+    def _sort_out(self) -> tuple[list[Entry], list[Entry]]:
+        """What to write of the group, and what of it is in the place of something earlier."""
+        withdrawn = self._withdrawn
+        if not withdrawn:
+            return self._pending, []
+        entries = [entry for entry in self._pending if entry[0].request_id not in withdrawn]
+        return entries, [entry for entry in self._pending if withdrawn.get(entry[0].request_id) is entry[0]]
+
+    def _take_over(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Brings what is in a journal into the database, once, whatever of it is there already."""
+        try:
+            found = journal.read(path)
+        except FileNotFoundError:
+            return  # its process ended in good order
+        missing = [
+            entry for entry in found.entries if not ledger_rows.has_record(connection, entry[0].request_id)
+        ]
+        _, rejected = ledger_rows.write_group(connection, missing, [])
+        self._set_aside(rejected)
+        with sqlite.transaction(connection):
+            orphans = [
+                mark for mark in found.marks if not ledger_rows.has_record(connection, mark.request_id)
+            ]
+            for mark in orphans:
+                ledger_rows.insert_orphan(connection, mark, found_s=self._clock.wall_s())
+        kept: Path | None = None
+        if found.torn:
+            kept = path.with_suffix(".torn")
+            path.replace(kept)
+        else:
+            path.unlink()
+        self._on_adoption(Adoption(missing, orphans, found.torn, kept))
 
     def _group_size(self) -> int:
         count = min(len(self._queue), self._batch_max)
         return count if count <= _ROUND_ABOVE else 1 << (count.bit_length() - 1)
 
-    def _write_singly(self, connection: sqlite3.Connection) -> None:
-        """The same for a group with a record that its table refuses: that one is set aside, the others are written."""
-        duplicates = 0
-        rejected: list[str] = []
-        with sqlite.transaction(connection):
-            for usage, attempts in self._pending:
-                records: tuple[UsageRecord | ExecutionRecord, ...] = (usage, *attempts)
-                for record in records:
-                    try:
-                        duplicates += _insert_one(connection, record)
-                    except _RECORD_ERRORS as error:
-                        rejected.append(f"{record.request_id!a}: {error}")
-                        connection.execute(
-                            "INSERT INTO usage_rejected (request_id, error, record) VALUES (?, ?, ?)",
-                            (ascii(record.request_id), str(error), ascii(msgspec.structs.asdict(record))),
-                        )
-        self._duplicates += duplicates
+    def _set_aside(self, rejected: Sequence[str]) -> None:
         self._rejected += len(rejected)
         for line in rejected:
             self._on_failure(f"{self._path}: record set aside in usage_rejected: {line}")
-
-
-def _write(connection: sqlite3.Connection, entries: Sequence[Entry]) -> int:
-    """Writes the entries in one transaction; returns how many of their records were there already."""
-    requests: list[Row] = []
-    attempts: list[Row] = []
-    for usage, executions in entries:
-        serving = executions[-1] if executions and _is_told_by(usage, executions[-1]) else None
-        if serving is None:
-            requests.append(astuple(usage) + _NOT_SERVED)
-        else:
-            requests.append((*astuple(usage), serving.replica, serving.generation, serving.started_s,
-                             serving.duration_s, serving.ttft_s))  # fmt: skip
-            executions = executions[:-1]
-        attempts += map(astuple, executions)
-    with sqlite.transaction(connection):
-        duplicates = _insert(connection, _USAGE, requests)
-        return duplicates + _insert(connection, _ATTEMPT, attempts)
-
-
-def _is_told_by(usage: UsageRecord, execution: ExecutionRecord) -> bool:
-    """Whether this attempt made the answer, so that the request's row says all of it but who served it, and when."""
-    return (
-        execution.outcome == AttemptOutcome.COMPLETED
-        and usage.outcome == Outcome.DELIVERED
-        and execution.attempt == usage.attempts
-        and execution.upstream_status == usage.status == 200
-        and execution.prompt_tokens == usage.prompt_tokens
-        and execution.completion_tokens == usage.completion_tokens
-        and execution.cached_tokens == usage.cached_tokens
-        and execution.usage_source == usage.usage_source
-    )
-
-
-def _insert_one(connection: sqlite3.Connection, record: UsageRecord | ExecutionRecord) -> int:
-    match record:
-        case UsageRecord():
-            return _insert(connection, _USAGE, [astuple(record) + _NOT_SERVED])
-        case ExecutionRecord():
-            return _insert(connection, _ATTEMPT, [astuple(record)])
-
-
-class _Table:
-    """One table, and its INSERT for each of _STATEMENT_ROWS."""
-
-    def __init__(self, name: str, columns: Sequence[str]) -> None:
-        row = f"({', '.join('?' * len(columns))})"
-        names = ", ".join(f'"{column}"' for column in columns)
-        # DO NOTHING for a key that exists. `INSERT OR IGNORE` would also swallow rows that break a CHECK.
-        self.statements = {
-            rows: f"INSERT INTO {name} ({names}) VALUES {', '.join([row] * rows)} ON CONFLICT DO NOTHING"
-            for rows in _STATEMENT_ROWS
-        }
-
-
-_SERVED = ("replica", "generation", "served_started_s", "served_s", "served_ttft_s")
-_NOT_SERVED = (None,) * len(_SERVED)
-_USAGE = _Table("usage", UsageRecord.__struct_fields__ + _SERVED)
-_ATTEMPT = _Table("attempt", ExecutionRecord.__struct_fields__)
-
-
-def _insert(connection: sqlite3.Connection, table: _Table, rows: Sequence[Row]) -> int:
-    """Inserts in as few statements as possible; returns how many rows were there already.
-
-    Not `executemany`: sqlite3 lets go of the interpreter lock for every step, one per row, and each time the event
-    loop's thread and this one fight for it.
-    """
-    changes_before = connection.total_changes
-    done = 0
-    for count in _STATEMENT_ROWS:
-        while len(rows) - done >= count:
-            values = itertools.chain.from_iterable(rows[done : done + count])
-            connection.execute(table.statements[count], tuple(values))
-            done += count
-    return len(rows) - (connection.total_changes - changes_before)

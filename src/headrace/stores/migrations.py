@@ -97,6 +97,20 @@ CREATE TABLE tenancy (
 ) STRICT
 """
 
+# Requests that a replica had when the process died that had sent them, and of which no record is left. Listed, never billed.
+_ORPHAN = """
+CREATE TABLE orphan (
+    request_id TEXT NOT NULL PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    model TEXT NOT NULL,
+    replica TEXT NOT NULL,
+    generation INTEGER NOT NULL CHECK (generation >= 0),
+    attempt INTEGER NOT NULL CHECK (attempt >= 1),
+    started_s REAL NOT NULL,
+    found_s REAL NOT NULL
+) STRICT, WITHOUT ROWID
+"""
 
 # The attempt that made the answer is in the row of its request: nearly every request has one attempt, and a second row
 # that repeats the first costs half of what the ledger costs. `execution` shows every attempt, wherever it is.
@@ -401,5 +415,11 @@ MIGRATIONS: tuple[Migration, ...] = (
         up=(_PRICE, append_only("price"), count_changes("price")),
         down=("DROP TABLE price", append_only_gone("price")),
         loses=(Loss("price", "versions of prices"),),
+    ),
+    Migration(
+        "requests that a crash cut off",
+        up=(_ORPHAN,),
+        down=("DROP TABLE orphan",),
+        loses=(Loss("orphan", "requests that a crash cut off"),),
     ),
 )

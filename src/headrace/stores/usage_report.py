@@ -9,6 +9,18 @@ import msgspec
 
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.stores.database import Database, columns
+from headrace.stores.journal import Mark
+
+
+class Orphan(Mark, frozen=True):
+    """A request that a replica had when the process died that had sent it, and of which no record is left.
+
+    Attributes:
+        found_s: Unix seconds of the start that found it.
+    """
+
+    found_s: float
+
 
 Record = TypeVar("Record", UsageRecord, ExecutionRecord)
 
@@ -138,6 +150,17 @@ class UsageReport:
         )
         return [_record(row, UsageRecord) for row in rows]
 
+    def orphans(
+        self, *, tenant: str | None = None, since_s: float | None = None, limit: int = 100
+    ) -> list[Orphan]:
+        """Requests that a crash cut off, the newest first; they are in no sum and on no bill."""
+        condition, values = where(since_s=since_s, tenant=tenant)
+        rows = self._database.rows(
+            f"SELECT {columns(Orphan.__struct_fields__)} FROM orphan {condition} ORDER BY request_id DESC LIMIT ?",
+            [*values, limit],
+        )
+        return [Orphan(*row) for row in rows]
+
     def tenants(self) -> list[str]:
         """Every tenant that exists or has used something."""
         return [
@@ -161,7 +184,7 @@ def currencies(database: Database) -> dict[str, str]:
 
 def _record(row: tuple[Any, ...], kind: type[Record]) -> Record:
     # Not strict, because our databases hold no booleans: 0 and 1 become what the field wants.
-    return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind, strict=False)
+    return msgspec.convert(row, kind, strict=False)
 
 
 def _id_at(wall_s: float) -> str:

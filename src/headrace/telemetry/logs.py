@@ -153,6 +153,11 @@ EVENTS: dict[str, Event] = {
         ("error", "backlog"),
     ),
     "ledger.recovered": Event(Level.INFO, "Usage records are written again.", ("outage_s",)),
+    "ledger.adopted": Event(
+        Level.WARNING,
+        "A process had died: what it left in its journal is in the ledger. What was torn is kept in that file.",
+        ("records", "orphans", "torn", "path"),
+    ),
     "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
     "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),
     "worker.lost": Event(

@@ -260,6 +260,17 @@ class Metrics:
         "headrace_ledger_failures_total",
         "Times that the disk began to refuse usage records, and records set aside or lost.",
     )
+    ledger_failing: Gauge = _gauge(
+        "headrace_ledger_failing", "1 while the disk refuses usage records, which wait meanwhile; else 0."
+    )
+    ledger_adopted: Counter = _counter(
+        "headrace_ledger_adopted_total",
+        "Usage records that a process left in its journal when it died, and that are in the ledger now.",
+    )
+    ledger_orphans: Counter = _counter(
+        "headrace_ledger_orphans_total",
+        "Requests that a replica had when the process died that had sent them, and of which no record is left.",
+    )
     pressure_level: Gauge = _gauge(
         "headrace_pressure_level",
         "What is given up to get by with what there is: 0 nothing, 1 keep-alive, 2 new work as well.",
