@@ -12,6 +12,7 @@ import msgspec
 
 from headrace import config_text
 from headrace.core.errors import ConfigError
+from headrace.core.tenant import TenantLimits
 from headrace.policies.issuers import Issuer, check_issuers
 
 ENV_PREFIX = "HEADRACE_"
@@ -190,13 +191,14 @@ class MediaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of a tenant that has none of its own; see core.tenant.TenantLimits."""
+    """Limits of a tenant that has none of its own, and shadow limits, as core.tenant.TenantLimits and TenantTerms have them."""
 
     requests_per_minute: int = 600
     requests_burst: int = 60
     concurrency_max: int = 64
     tokens_per_minute: int = 0
     tokens_burst: int = 0
+    shadow: TenantLimits = TenantLimits()
 
 
 class AuthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

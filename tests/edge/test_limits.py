@@ -300,6 +300,23 @@ def test_a_models_limit_holds_beside_the_tenants_for_that_model_alone(limited: E
     assert limited.service.chat(key)[1]["x-ratelimit-limit-requests"] == "50"
 
 
+@pytest.mark.slow
+def test_a_shadow_limit_refuses_nothing_and_says_what_it_would_have_refused(limited: Edge) -> None:
+    key = limited.service.key("tried", requests_per_minute=0)
+    limited.service.cli("tenants", "set", "tried", "--shadow", "requests_per_minute=1,requests_burst=2")
+    judged = limited.service.metric("headrace_shadow_requests_total")
+    assert [limited.service.chat(key)[0] for _ in range(5)] == [200] * 5
+    assert limited.service.metric("headrace_shadow_requests_total") == judged + 5
+    assert limited.service.metric("headrace_shadow_requests_total", verdict="rate_limited") == 3
+    lines = [line for line in limited.service.log_lines() if line["event"] == "limit.shadow"]
+    assert [(line["tenant"], line["model"], line["reason"]) for line in lines] == [
+        ("tried", "scripted", "rate_limited")
+    ] * 3
+    limited.service.cli("tenants", "set", "tried", "--shadow", "none")
+    assert limited.service.chat(key)[0] == 200
+    assert limited.service.metric("headrace_shadow_requests_total") == judged + 5
+
+
 @pytest.mark.parametrize(
     "text", ["requests_per_minute=1", "small:requests=1", "small:tokens_per_minute=-1", "small", "a:b=1,b=2"]
 )

@@ -10,7 +10,7 @@ from headrace.control.authority import Authority
 from headrace.core.errors import HeadraceError
 from headrace.core.fleet import Deployment, EngineTraits, FleetSnapshot, Replica
 from headrace.core.ids import KeyId, ReplicaId, RequestId, TenantId
-from headrace.core.leases import Lending
+from headrace.core.leases import Asking, Lending, Shadowed
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal, TenantLimits
@@ -18,10 +18,12 @@ from headrace.core.usage import TokenUsage, UsageSource
 from headrace.engines.openai_compatible import DIALECTS
 from headrace.gateway.dispatch import Slot
 from headrace.gateway.leased_dispatch import LeasedDispatch
+from headrace.gateway.shadow import judge
 from headrace.gateway.walk import Signal, Walk
 from headrace.policies.admission import QueueBounds
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import HealthRules
+from headrace.policies.shadow import ShadowLimiter
 from tests.simulation.loop import LoopClock, SimulatedLoop
 
 MODEL, OTHER = MODELS = ("chat", "embeddings")  # both on every replica
@@ -69,7 +71,7 @@ class SimulatedWorker:
 
     def __init__(self, world: "World", number: int) -> None:
         self._world = world
-        self.up = Wire(world.loop, world.chance, lambda asking: world.authority.received(number, asking))
+        self.up = Wire(world.loop, world.chance, lambda message: world.received(number, message))
         self.down = Wire(world.loop, world.chance, lambda message: self.received(message))
         self.running: Counter[str] = Counter()
         self.walks: dict[Walk, None] = {}
@@ -196,10 +198,18 @@ class World:
         self.ends: Counter[str] = Counter()
         self.caches = Caches()
         self.authority = Authority(workers=workers, clock=self.clock)
+        self.shadow = ShadowLimiter(lambda who, model, reason: self.verdicts.update([reason]))
+        self.verdicts: Counter[str] = Counter()
         self.authority.publish(snapshot)
         self.snapshot = snapshot
         self.slots = {str(replica.id): replica.slots for replica in snapshot.deployments[MODEL].replicas}
         self.workers = [self.join(number) for number in range(workers)]
+
+    def received(self, number: int, message: Asking | Shadowed) -> None:
+        if isinstance(message, Shadowed):
+            judge(self.shadow, number, message)
+        else:
+            self.authority.received(number, message)
 
     def join(self, number: int) -> SimulatedWorker:
         worker = SimulatedWorker(self, number)
@@ -214,6 +224,7 @@ class World:
         for walk in list(dead.walks):
             walk.cancel()
         self.authority.lost(number)
+        self.shadow.lost(number, now_s=self.clock.now_s())
         self.workers[number] = self.join(number)
 
     def publish(self, snapshot: FleetSnapshot) -> None:

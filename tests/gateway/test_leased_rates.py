@@ -210,6 +210,33 @@ def test_the_concurrency_of_a_key_and_of_a_model_is_exact_and_comes_back_with_a_
     play(story)
 
 
+def test_shadow_limits_judge_what_all_workers_let_in_as_one() -> None:
+    """Nobody is refused; of 40 at once five would have been let in, whichever workers have them, and the same again once
+    these have ended, or their workers have died."""
+    terms = TenantTerms(shadow=TenantLimits(concurrency_max=5))
+    who = Principal(TenantId("acme"), KeyId("key"), NO_LIMITS, terms=terms)
+
+    async def story(world: World) -> None:
+        for round_ in (1, 2, 3):
+            for number in range(40):
+                world.workers[number % WORKERS].ask(principal=who, held_s=2.0)
+            await asyncio.sleep(1.0)
+            assert world.running("acme") == 40
+            assert world.verdicts == {"": 5 * round_, "concurrency_limited": 35 * round_}
+            if round_ == 1:
+                await asyncio.sleep(2.0)
+            else:
+                for number in range(WORKERS):
+                    world.replace(number)
+                await asyncio.sleep(0.5)
+                for worker in world.workers:  # they get slots when they have work
+                    worker.ask(held_s=0.01)
+                await asyncio.sleep(0.5)
+        assert world.shadow.view(TenantId("acme"), now_s=world.loop.time()).requests == 120
+
+    play(story)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_no_token_is_given_twice_and_none_is_lost(seed: int) -> None:
     """Workers die, callers leave, messages are late, limits are asked for at all levels; then every bucket fills and all

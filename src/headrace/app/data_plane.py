@@ -157,11 +157,12 @@ class DataPlane:
         """The key ring, and where tokens are accepted, every tenant: one without a key may have tokens."""
         workers = 1 if self._lender is None else self._lender.workers
         defaults = _default_limits(self._config)
+        shadow = self._config.tenant_defaults.shadow
         ring = self._tenants.key_ring(
-            defaults, workers=workers, salt_rotation=self._config.prefix_cache.salt_rotation
+            defaults, shadow=shadow, workers=workers, salt_rotation=self._config.prefix_cache.salt_rotation
         )
         has_tokens = bool(self._config.auth.issuers)
-        return ring, self._tenants.keyless(defaults, workers=workers) if has_tokens else {}
+        return ring, self._tenants.keyless(defaults, shadow=shadow, workers=workers) if has_tokens else {}
 
     def _go_by(self, ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> None:
         self._auth.replace(ring, tenants)

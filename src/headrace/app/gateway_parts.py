@@ -9,7 +9,8 @@ from headrace.config import Config, IdempotencyConfig, MediaConfig, RequestConfi
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.fleet import Replica
-from headrace.core.leases import Asking
+from headrace.core.leases import Asking, Shadowed
+from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.bodies import BodyReader
@@ -21,6 +22,7 @@ from headrace.gateway.leased_dispatch import LeasedDispatch
 from headrace.gateway.media import MediaFetcher, MediaRules
 from headrace.gateway.reading import Deadlines
 from headrace.gateway.server import Gateway, PortLimits
+from headrace.gateway.shadow import OwnShadow
 from headrace.gateway.upstream import RetryRules, Upstream
 from headrace.gateway.usage import RecordSink, UsageCloser
 from headrace.gateway.watch import AttemptLimits
@@ -29,6 +31,7 @@ from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit, HealthRules
 from headrace.policies.idempotency import IdempotencyTable
 from headrace.policies.limits import TenantLimiter
+from headrace.policies.shadow import ShadowLimiter
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -44,7 +47,7 @@ class Records(RecordSink, Protocol):
 class Lender:
     """What a data plane shares that is one of several `workers` on one port; `ask` carries questions to the authority."""
 
-    ask: Callable[[Asking], None]
+    ask: Callable[[Asking | Shadowed], None]
     answers: AnswerTable
     workers: int
     port: int
@@ -68,7 +71,7 @@ def build_gateway(
     return Gateway(
         auth=auth,
         outbox=outbox,
-        dispatch=_build_dispatch(config, lender, log=log, clock=clock, chance=chance),
+        dispatch=_build_dispatch(config, lender, metrics=metrics, log=log, clock=clock, chance=chance),
         upstream=Upstream(
             rules=_retry_rules(request),
             limits=AttemptLimits(
@@ -122,6 +125,17 @@ def answer_table(idempotency: IdempotencyConfig) -> IdempotencyTable[KeptAnswer]
     )
 
 
+def shadow_limiter(metrics: Metrics, log: Log) -> ShadowLimiter:
+    """The judge of shadow limits, who says what he finds in metrics and log."""
+
+    def judged(caller: Principal, model: str, reason: str) -> None:
+        metrics.shadow_requests.labels(reason or "admitted").add()
+        if reason:
+            log.event("limit.shadow", tenant=caller.tenant, key_id=caller.key_id, model=model, reason=reason)
+
+    return ShadowLimiter(judged)
+
+
 def _retry_rules(request: RequestConfig) -> RetryRules:
     return RetryRules(
         attempts_max=request.attempts_max,
@@ -146,7 +160,7 @@ def _health_rules(config: Config) -> HealthRules:
 
 
 def _build_dispatch(
-    config: Config, lender: Lender | None, *, log: Log, clock: Clock, chance: Chance
+    config: Config, lender: Lender | None, *, metrics: Metrics, log: Log, clock: Clock, chance: Chance
 ) -> Dispatch:
     admission = config.admission
     dispatcher = Dispatcher(
@@ -165,6 +179,7 @@ def _build_dispatch(
         return Dispatch(
             dispatcher,
             TenantLimiter(),
+            shadow=OwnShadow(shadow_limiter(metrics, log)),
             clock=clock,
             queue_wait_max_s=admission.queue_wait_max_s,
             on_circuit=circuit_changed,

@@ -21,6 +21,7 @@ from headrace.core.leases import (
     Return,
     ReturnRate,
     Sated,
+    Shadowed,
     Want,
 )
 from headrace.core.signing import KeySet
@@ -202,6 +203,7 @@ Up = (
     | Return
     | AskRate
     | ReturnRate
+    | Shadowed
 )
 Down = (
     Start

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 
 from headrace.app import link as wire
 from headrace.app.answers import AnswerDesk
-from headrace.app.gateway_parts import answer_table
+from headrace.app.gateway_parts import answer_table, shadow_limiter
 from headrace.app.link import Link, Up
 from headrace.app.records import journal_of
 from headrace.app.report import PlaneReport
@@ -23,8 +23,9 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
-from headrace.core.leases import AskRate, Return, ReturnRate, Want
+from headrace.core.leases import AskRate, Return, ReturnRate, Shadowed, Want
 from headrace.core.signing import KeySet
+from headrace.gateway import shadow
 from headrace.gateway.listener import reserve_port
 from headrace.policies.restart import RestartPolicy
 from headrace.stores.ledger import Ledger
@@ -123,6 +124,7 @@ class Workers:
         # Short: while none of them is up the port is closed, and what killed one may come again and again.
         self._restarts = RestartPolicy(first_s=0.1, ceiling_s=2.0, steady_s=2.0)
         self._authority = Authority(workers=count, clock=clock)
+        self._shadow = shadow_limiter(metrics, log)
         self._answers = AnswerDesk(answer_table(config.idempotency), clock=clock)
         self._seats = [_Seat(number) for number in range(count)]
         self._sockets: list[socket.socket] = []
@@ -331,6 +333,7 @@ class Workers:
         """What the worker held is free again, and what it counted stays counted."""
         seat.is_linked = seat.is_up = False
         self._authority.lost(seat.number)
+        self._shadow.lost(seat.number, now_s=self._clock.now_s())
         self._answers.lost(seat.number)
         merging.add(self._gone, seat.counted)
         seat.counted = {}
@@ -343,6 +346,8 @@ class Workers:
         match message:
             case Want() | Return() | AskRate() | ReturnRate():
                 self._authority.received(seat.number, message)
+            case Shadowed():
+                shadow.judge(self._shadow, seat.number, message)
             case wire.Begin() | wire.Keep() | wire.Drop():
                 begun = self._answers.received(seat.number, message)
                 if begun is not None and seat.link is not None:

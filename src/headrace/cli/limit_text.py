@@ -13,10 +13,10 @@ METAVAR = "LIMITS"
 NAMES = tuple(field.name for field in msgspec.structs.fields(TenantLimits))
 
 
-def limits(text: str) -> dict[str, int] | None:
-    """The named limits, or None for the word `none`. Their ranges are checked with the agreement."""
+def limits(text: str) -> dict[str, int]:
+    """The named limits; no limits for the word `none`. Their ranges are checked with the agreement."""
     if text == NONE:
-        return None
+        return {}
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -37,7 +37,7 @@ def model_limits(text: str) -> dict[str, dict[str, int]]:
         model, _, first = before.rpartition(":")
         if not model or model in found:
             raise argparse.ArgumentTypeError(f"{part!r}: MODEL:LIMITS, such as small:tokens_per_minute=20000")
-        found[model] = limits(f"{first}={after}") or {}
+        found[model] = limits(f"{first}={after}")
     return found
 
 

@@ -92,6 +92,27 @@ OPTIONS = (
         read=limit_text.model_limits,
     ),
     Option(
+        "--shadow",
+        "shadow",
+        limit_text.METAVAR,
+        "limits that refuse nothing; what they would refuse is counted; `none` for none",
+        read=limit_text.limits,
+    ),
+    Option(
+        "--shadow-key",
+        "shadow_key",
+        limit_text.METAVAR,
+        "the same, for each of its keys (default: none)",
+        read=limit_text.limits,
+    ),
+    Option(
+        "--shadow-models",
+        "shadow_models",
+        "TEXT",
+        "the same, for single models, as in --model-limits (default: none)",
+        read=limit_text.model_limits,
+    ),
+    Option(
         "--class",
         "class",
         "CLASS",

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.core.fleet import Replica
-from headrace.core.ids import ReplicaId
-from headrace.core.tenant import RateUnit
+from headrace.core.ids import KeyId, ReplicaId, TenantId
+from headrace.core.tenant import Principal, RateUnit, TenantLimits, TenantTerms
+from headrace.core.usage import TokenUsage
 
 WorkerId = int
 
@@ -133,6 +134,50 @@ class GrantRate(msgspec.Struct, frozen=True, array_like=True, tag=9):
     key: RateKey
     count: int
     left: float
+
+
+class ShadowBegin(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A request began at that moment whose caller has shadow limits: these, of the tenant, its key, and for the model.
+
+    The last four are the fields of policies.levels.Demand.
+    """
+
+    number: int
+    at_s: float
+    tenant: TenantId
+    key_id: KeyId
+    limits: TenantLimits
+    key_limits: TenantLimits | None
+    model_limits: TenantLimits | None
+    model: str
+    prompt_tokens: int
+    output_tokens_max: int | None
+    choices: int
+
+    @property
+    def caller(self) -> Principal:
+        """One whose limits they are."""
+        model_limits = {} if self.model_limits is None else {self.model: self.model_limits}
+        terms = TenantTerms(model_limits=model_limits)
+        return Principal(self.tenant, self.key_id, self.limits, terms=terms, key_limits=self.key_limits)
+
+    @property
+    def demand(self) -> tuple[str, int, int | None, int]:
+        return self.model, self.prompt_tokens, self.output_tokens_max, self.choices
+
+
+class ShadowEnd(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The request of that number has ended, at that moment."""
+
+    number: int
+    at_s: float
+    usage: TokenUsage
+
+
+class Shadowed(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """Up: what shadow limits are to judge."""
+
+    events: list[ShadowBegin | ShadowEnd]
 
 
 Asking = Want | Return | AskRate | ReturnRate

@@ -72,6 +72,9 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return self.tokens_per_minute, self.tokens_at_once
 
 
+_NO_LIMITS = TenantLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class TenantShare:
     """What one tenant gets of a deployment while others want it too.
@@ -111,6 +114,8 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         organization: Whose tenant it is, where one customer has several.
         tokens_per_minute, tokens_burst: As in TenantLimits; None where the service's default applies.
         model_limits: Limits of the tenant's requests for single models, beside its own, by the model's name.
+        shadow, shadow_key, shadow_models: Limits of the tenant, of each of its keys and for single models that refuse nothing;
+            what they would refuse is counted. None where the service's default applies, which only `shadow` has.
         tokens_valid_from_s: Tokens of identity providers that were issued before that Unix time are refused; 0 refuses none.
         cache_group: Tenants that name the same group share prefix caches; "" for a tenant of its own.
         cache_boundary: Whose prompts may meet within the tenant.
@@ -120,6 +125,9 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     tokens_per_minute: _Amount | None = None
     tokens_burst: _Amount | None = None
     model_limits: dict[str, TenantLimits] = {}
+    shadow: TenantLimits | None = None
+    shadow_key: TenantLimits | None = None
+    shadow_models: dict[str, TenantLimits] = {}
     tokens_valid_from_s: Annotated[int, msgspec.Meta(ge=0)] = 0
     cache_group: _NameOrNone = ""
     cache_boundary: CacheBoundary = CacheBoundary.TENANT
@@ -160,7 +168,8 @@ class Principal:
         scope: What the key may be used for.
         user: Which person or program of the tenant's the key was given to; "" where nobody said.
         key_limits: Limits of the key alone, beside its tenant's; None where it has none.
-        has_levels: Whether other limits apply to it than those on the tenant's requests.
+        has_levels: Whether other limits apply to it than those on the tenant's requests, or shadow limits.
+        shadow: A caller whose limits are this one's shadow limits; None where it has none.
         cache_partition: Whose prompts may share a prefix cache with this caller's, by a name that engines get as their salt;
             see core.isolation. A secret of the service: kept out of repr, and never logged.
     """
@@ -175,9 +184,24 @@ class Principal:
     key_limits: TenantLimits | None = None
     cache_partition: str = dataclasses.field(default="", repr=False)
     has_levels: bool = dataclasses.field(init=False, repr=False, compare=False)
+    shadow: "Principal | None" = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        terms, shadow = self.terms, None
+        nothing = (None, _NO_LIMITS)
+        if terms.shadow not in nothing or terms.shadow_key not in nothing or terms.shadow_models:
+            shadow = Principal(
+                self.tenant,
+                self.key_id,
+                terms.shadow or _NO_LIMITS,
+                terms=TenantTerms(model_limits=terms.shadow_models),
+                key_limits=terms.shadow_key,
+            )
         has_levels = (
-            self.limits.tokens_per_minute > 0 or self.key_limits is not None or bool(self.terms.model_limits)
+            self.limits.tokens_per_minute > 0
+            or self.key_limits is not None
+            or bool(terms.model_limits)
+            or shadow is not None
         )
+        object.__setattr__(self, "shadow", shadow)
         object.__setattr__(self, "has_levels", has_levels)

@@ -13,6 +13,7 @@ from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.core.usage import TokenUsage
+from headrace.gateway.shadow import Shadow
 from headrace.policies.admission import QueueBounds, retry_after_s
 from headrace.policies.deployment import QueueView
 from headrace.policies.dispatch import Dispatcher
@@ -69,12 +70,14 @@ class Dispatch:
         dispatcher: Dispatcher,
         limiter: Limiter,
         *,
+        shadow: Shadow,
         clock: Clock,
         queue_wait_max_s: float,
         on_circuit: Callable[[Replica, Circuit], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._limiter = limiter
+        self._shadow = shadow
         self._clock = clock
         self._queue_wait_max_s = queue_wait_max_s
         self._on_circuit = on_circuit
@@ -137,26 +140,32 @@ class Dispatch:
 
     def settle(self, receipt: Receipt, usage: TokenUsage) -> None:
         """A request that took tokens has ended, and this is what it used."""
-        self._limiter.settle(receipt, usage, now_s=self._clock.now_s())
+        now_s = self._clock.now_s()
+        self._limiter.settle(receipt, usage, now_s=now_s)
+        if receipt.shadow:
+            self._shadow.end(receipt.shadow, usage, now_s=now_s)
 
     # Called by slots.
 
     def enter(self, ticket: Ticket, request: InferenceRequest) -> bool:
         """True: the ticket runs. False: it waits, and `wait` is next. Raises OverloadError, and then nothing is held."""
         now_s, principal = self._clock.now_s(), request.principal
-        if principal.has_levels:
+        has_levels = principal.has_levels
+        if has_levels:
             ticket.receipt = self._limiter.take_levels(principal, demand_of(request), now_s=now_s)
         else:
             self._limiter.take(principal, now_s=now_s)
         try:
-            if self._dispatcher.arrive(ticket, now_s=now_s):
-                return True
-            self._check_place(ticket)
-            self._perform(self._dispatcher.wait(ticket, now_s=now_s))
-            return False
+            starts = self._dispatcher.arrive(ticket, now_s=now_s)
+            if not starts:
+                self._check_place(ticket)
+                self._perform(self._dispatcher.wait(ticket, now_s=now_s))
         except Exception:
             self._release(ticket)
             raise
+        if has_levels and principal.shadow is not None and ticket.receipt is not None:
+            ticket.receipt.shadow = self._shadow.begin(principal.shadow, ticket.receipt.demand, now_s=now_s)
+        return starts
 
     def has_alternative(self, ticket: Ticket) -> bool:
         return self._dispatcher.has_alternative(ticket, now_s=self._clock.now_s())

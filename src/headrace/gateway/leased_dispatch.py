@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot, Replica
-from headrace.core.leases import Asking, GrantRate, Lending, LentSlot, PoolKey, PoolKind, slots_of
+from headrace.core.leases import Asking, GrantRate, Lending, LentSlot, PoolKey, PoolKind, Shadowed, slots_of
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.gateway.dispatch import Dispatch, Slot
 from headrace.gateway.leased_limits import LeasedLimiter, SubjectStock
 from headrace.gateway.leases import ANSWER_LIMIT_S, Lacking, Leases, Stock
+from headrace.gateway.shadow import SentShadow
 from headrace.policies import admission
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit
@@ -29,7 +30,7 @@ class LeasedDispatch(Dispatch):
         self,
         dispatcher: Dispatcher,
         *,
-        send: Callable[[Asking], None],
+        send: Callable[[Asking | Shadowed], None],
         workers: int,
         queue_length_max: int,
         queue_wait_max_s: float,
@@ -39,9 +40,11 @@ class LeasedDispatch(Dispatch):
         self._queue_length_max = queue_length_max
         self._leases = Leases(send, make=self._make_stock, clock=clock)
         self._leased_limiter = LeasedLimiter(self._leases, send, workers=workers, clock=clock)
+        self._sent_shadow = SentShadow(send)
         super().__init__(
             dispatcher,
             self._leased_limiter,
+            shadow=self._sent_shadow,
             clock=clock,
             queue_wait_max_s=queue_wait_max_s,
             on_circuit=on_circuit,
@@ -74,6 +77,7 @@ class LeasedDispatch(Dispatch):
 
     def wake(self) -> None:
         self._leased_limiter.tick(self._clock.now_s())
+        self._sent_shadow.flush()
         super().wake()
         self._ask_for_slots()
 

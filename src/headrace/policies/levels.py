@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from headrace.core.errors import ConcurrencyLimited, InvalidRequest, RateLimited
 from headrace.core.fleet import Task
 from headrace.core.outcome import Reason
@@ -50,13 +52,14 @@ class Demand(NamedTuple):
     choices: int
 
 
-class Receipt(NamedTuple):
+class Receipt(msgspec.Struct, gc=False):
     """What one request was counted in: `tokens` of each of its levels that limits them, the tenant's first, one request, and
-    one in progress."""
+    one in progress. `shadow` is its number with the judge of shadow limits, 0 where it has none."""
 
     levels: list[Level]
     demand: Demand
     tokens: int
+    shadow: int = 0
 
 
 class _Words(NamedTuple):

@@ -60,6 +60,12 @@ class Agreement:
             tokens_burst=defaults.tokens_burst if burst is None else burst,
         )
 
+    def terms_over(self, shadow: TenantLimits | None) -> TenantTerms:
+        """The terms, with the service's limits on trial where the tenant has none of its own."""
+        if self.terms.shadow is not None or shadow is None:
+            return self.terms
+        return msgspec.structs.replace(self.terms, shadow=shadow)
+
     def values(self) -> dict[str, Any]:
         """Every field under its public name, as JSON values; None for a limit that is the service's default."""
         return {

@@ -211,18 +211,24 @@ class TenantStore:
             return record, secret
 
     def key_ring(
-        self, defaults: TenantLimits, *, workers: int = 1, salt_rotation: int = 0
+        self,
+        defaults: TenantLimits,
+        *,
+        shadow: TenantLimits | None = None,
+        workers: int = 1,
+        salt_rotation: int = 0,
     ) -> dict[bytes, KeyEntry]:
         """Every key that isn't revoked or expired, by its digest, for the gateway to look up callers in.
 
         Args:
+            shadow: Limits on trial of tenants that have none of their own.
             workers: Each of so many sees to its part of a tenant's reserved slots, rounded up.
             salt_rotation: See core.isolation.CachePartitions.
         """
         partitions = CachePartitions(self._pepper, rotation=salt_rotation)
         with self._database.snapshot():
             self._seen = _revision(self._database)
-            agreed = _agreed(self._database, defaults, workers=workers)
+            agreed = _agreed(self._database, defaults, shadow=shadow, workers=workers)
             rows = self._database.rows(
                 "SELECT digest, tenant, id, expires_s, terms FROM api_key"
                 " WHERE revoked_s IS NULL AND (expires_s IS NULL OR expires_s > ?)",
@@ -249,10 +255,12 @@ class TenantStore:
             with self._database.transaction():
                 keys.note_uses(self._database, used_s)
 
-    def keyless(self, defaults: TenantLimits, *, workers: int = 1) -> dict[TenantId, Principal]:
+    def keyless(
+        self, defaults: TenantLimits, *, shadow: TenantLimits | None = None, workers: int = 1
+    ) -> dict[TenantId, Principal]:
         """Every tenant as a caller without a key, for the gateway to match tokens with; the arguments are `key_ring`'s."""
         with self._database.snapshot():
-            agreed = _agreed(self._database, defaults, workers=workers)
+            agreed = _agreed(self._database, defaults, shadow=shadow, workers=workers)
         return {name: Principal(name, KeyId(""), *terms) for name, terms in agreed.items()}
 
     def revision(self) -> int:
@@ -319,14 +327,14 @@ def open_tenants(
 
 
 def _agreed(
-    database: Database, defaults: TenantLimits, *, workers: int
+    database: Database, defaults: TenantLimits, *, shadow: TenantLimits | None, workers: int
 ) -> dict[TenantId, tuple[TenantLimits, TenantShare, TenantTerms]]:
     """What holds for each tenant, as a Principal has it."""
     return {
         tenant.name: (
             tenant.agreement.limits_over(defaults),
             tenant.agreement.share.part(workers),
-            tenant.agreement.terms,
+            tenant.agreement.terms_over(shadow),
         )
         for tenant in _tenants(database, "")
     }

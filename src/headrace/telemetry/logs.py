@@ -95,6 +95,11 @@ EVENTS: dict[str, Event] = {
         "Turned away before any work.",
         (*_WHO, "status", "code", "reason", "queue_wait_s", "total_s"),
     ),
+    "limit.shadow": Event(
+        Level.INFO,
+        "A request that was let in, and that a shadow limit would have refused.",
+        ("tenant", "key_id", "model", "reason"),
+    ),
     "request.failed": Event(Level.WARNING, "Work was tried; the caller got an error.", _ENDED),
     "request.broken": Event(Level.WARNING, "The answer ended early, with an error event.", _COUNTED),
     "request.cancelled": Event(Level.INFO, "The caller left, or was cut because it took nothing.", _COUNTED),

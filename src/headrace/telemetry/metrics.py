@@ -91,6 +91,12 @@ class Metrics:
         labels=("code", "reason"),
         series_max=64,
     )
+    shadow_requests: Counter = _counter(
+        "headrace_shadow_requests_total",
+        "Requests that shadow limits judged: `admitted`, or the reason for which they would have been refused.",
+        labels=("verdict",),
+        series_max=16,
+    )
     unmatched_requests: Counter = _counter(
         "headrace_unmatched_requests_total", "Requests for paths that are not ours."
     )
