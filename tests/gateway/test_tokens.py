@@ -256,6 +256,21 @@ def test_while_a_look_may_find_the_key_the_caller_is_asked_to_come_back() -> Non
     assert rig.refusal(rig.token(SECOND)).status == 401
 
 
+def test_a_token_without_an_id_may_be_for_a_key_that_has_come_since() -> None:
+    """Some providers name no key: then a signature that doesn't fit leads to a look, too, and never to more of them."""
+    rig = Rig()
+    rig.tokens.take_keys(key_set(FIRST, RSA, next_look_s=rig.clock.now_s() + 30))
+    new = rig.token(SigningKey("", "ES256", SECOND.private))
+    for _ in range(3):
+        refused = rig.refusal(new)
+        assert (refused.status, refused.reason) == (401, "token_signature")
+    assert rig.missed == ["idp"]
+    rig.clock.advance(30)
+    assert rig.refusal(new).status == 503
+    rig.tokens.take_keys(key_set(SECOND, RSA, next_look_s=rig.clock.now_s() + 60))
+    assert rig.tokens.find(new).principal.tenant == "acme"
+
+
 def test_a_provider_without_keys_is_not_its_callers_fault() -> None:
     rig = Rig()
     rig.tokens.take_keys(KeySet("idp", (), 1e9))

@@ -182,16 +182,21 @@ class Tokens:
         issuers.screen(shown.claims, issuer, now_s=self._clock.wall_s())
         key = provider.by_name.get(_Name(shown.key_id, shown.algorithm))
         if key is None:
-            raise self._no_key(provider)
-        self._check_signature(token, shown, key)
+            raise self._no_key(provider, "token_key_unknown")
+        if not self._is_signed(token, shown, key):
+            # Without an id nobody knows which key it is for: perhaps for one that has come since.
+            raise refusal("token_signature") if shown.key_id else self._no_key(provider, "token_signature")
         expires_s = issuers.expiry_s(shown.claims, issuer)
         try:
             return issuers.bearer_of(shown.claims, issuer), expires_s
         except Forbidden as refused:  # remembered as well: to say it again costs no signature
             return refused, expires_s
 
-    def _no_key(self, provider: _Provider) -> HeadraceError:
-        """Perhaps the provider has a new key. Nobody waits for a look: who comes back is told what it has found."""
+    def _no_key(self, provider: _Provider, reason: str) -> HeadraceError:
+        """Perhaps the provider has a new key. Nobody waits for a look: who comes back is told what it has found.
+
+        `reason` is why the token is refused if no look is due.
+        """
         now_s = self._clock.now_s()
         may_look = now_s >= provider.key_set.next_look_s
         if now_s >= provider.told_s:
@@ -204,9 +209,10 @@ class Tokens:
                 retry_after_s=RETRY_AFTER_S,
                 reason="token_keys",
             )
-        return refusal("token_key_unknown")
+        return refusal(reason)
 
-    def _check_signature(self, token: bytes, shown: Token, key: jwt.PyJWK) -> None:
+    def _is_signed(self, token: bytes, shown: Token, key: jwt.PyJWK) -> bool:
+        """Whether the signature is by that key. Raises Saturated where too many were not."""
         now_s = self._clock.now_s()
         self._bad_left = min(
             BAD_SIGNATURES_PER_S, self._bad_left + (now_s - self._bad_left_at_s) * BAD_SIGNATURES_PER_S
@@ -225,8 +231,9 @@ class Tokens:
         if payload != shown.payload:
             self._bad_left -= 1.0
             self._metrics.token_signatures.labels("bad").add()
-            raise refusal("token_signature")
+            return False
         self._metrics.token_signatures.labels("good").add()
+        return True
 
 
 def scope_of(rules: tuple[ScopeRule, ...] | None) -> Scope:
