@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -22,7 +23,11 @@ pytestmark = pytest.mark.slow
 
 
 def watched(
-    server: IssuerServer, until: Callable[[list[KeySet], Issuers], bool], **changed: Any
+    server: IssuerServer,
+    until: Callable[[list[KeySet], Issuers], bool],
+    *,
+    log: io.StringIO | None = None,
+    **changed: Any,
 ) -> list[KeySet]:
     """What is published until that holds of it; asked a hundred times a second."""
     issuer = Issuer("idp", server.url, AUDIENCE, tenant="acme", **changed)
@@ -36,7 +41,7 @@ def watched(
             rules,
             publish=seen.append,
             metrics=Metrics(),
-            log=Log(io.StringIO(), clock),
+            log=Log(log or io.StringIO(), clock),
             clock=clock,
         )
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -84,6 +89,32 @@ def test_a_provider_that_was_never_there_is_looked_for_sooner_and_one_that_went_
         seen = watched(server, back)
         assert [len(each.keys) for each in seen][:2] == [0, 0]
         assert server.discoveries >= 3
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ({"status": 404}, "answered 404"),
+        ({"status": 302}, "answered 302"),
+        ({"document": b"<html>"}, "not JSON"),
+        ({"document": b"{}"}, "not a JWK Set"),
+        ({"document": b'{"keys": [' + b'{"kty": "RSA"},' * 20_000 + b"{}]}"}, "too large"),
+        ({"discovery": {"issuer": "https://evil.example"}}, "another issuer"),
+        ({"discovery": {"jwks_uri": "http://evil.example/keys"}}, "https://"),
+        ({"discovery": {"jwks_uri": 5}}, "can't be read"),
+    ],
+)
+def test_a_provider_that_makes_no_sense_is_not_believed(broken: dict[str, Any], told: str) -> None:
+    """The log says what is wrong."""
+    with issuer_server() as server:
+        for name, value in broken.items():
+            setattr(server, name, value)
+        log = io.StringIO()
+        (seen,) = watched(server, lambda seen, _: bool(seen), log=log)
+        assert seen.keys == ()
+        line = json.loads(log.getvalue())
+        assert (line["event"], line["issuer"]) == ("issuer.failing", "idp")
+        assert told in line["error"]
 
 
 @pytest.mark.parametrize(

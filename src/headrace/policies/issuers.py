@@ -9,10 +9,12 @@ import msgspec
 
 from headrace.core.errors import ConfigError, Forbidden, Unauthenticated
 from headrace.core.ids import TenantId
+from headrace.core.request import Endpoint
 from headrace.core.signing import ALGORITHMS
 
 LEEWAY_MAX_S = 60.0
 USER_LENGTH_MAX = 256
+_PATHS = tuple(endpoint.value for endpoint in Endpoint)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
@@ -121,6 +123,12 @@ def _check_issuer(issuer: Issuer, where: str) -> None:
         )
     if issuer.tenants and not issuer.tenant_claim:
         raise ConfigError(f"{where}.tenants` says what `tenant_claim` means, which is missing")
+    for scope, rule in issuer.scopes.items():
+        for path in rule.endpoints:
+            if path not in _PATHS:
+                raise ConfigError(
+                    f"{where}.scopes.{scope}.endpoints` holds {path!r}; accepted: {', '.join(_PATHS)}"
+                )
 
 
 def screen(claims: Mapping[str, Any], issuer: Issuer, *, now_s: float) -> None:
