@@ -4,6 +4,7 @@ The SQL of a step is in the words that stores.database lists; statements that SQ
 `Dialects`. A step that stands behind yours on a rebase goes in front: yours becomes the newest.
 """
 
+from headrace.stores import money_tables
 from headrace.stores.database import Dialects
 from headrace.stores.steps import Loss, Migration, append_only, append_only_gone, count_changes
 
@@ -241,19 +242,6 @@ CREATE TABLE gateway (
 ) STRICT
 """
 
-# Prices as they were stated, a JSON object of decimals by item; null for a version that withdraws.
-_PRICE = """
-CREATE TABLE price (
-    number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
-    tenant TEXT NOT NULL,
-    model TEXT NOT NULL,
-    currency TEXT NOT NULL,
-    valid_from_s REAL NOT NULL,
-    stated TEXT NOT NULL
-) STRICT
-"""
-
-
 # The attempts that made an answer go back to rows of their own.
 _SERVED_AS_ROWS = """
 INSERT INTO execution (request_id, attempt, replica, generation, started_s, duration_s, ttft_s, outcome, upstream_status,
@@ -412,7 +400,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
     Migration(
         "price book",
-        up=(_PRICE, append_only("price"), count_changes("price")),
+        up=(money_tables.PRICE, append_only("price"), count_changes("price")),
         down=("DROP TABLE price", append_only_gone("price")),
         loses=(Loss("price", "versions of prices"),),
     ),
@@ -421,5 +409,24 @@ MIGRATIONS: tuple[Migration, ...] = (
         up=(_ORPHAN,),
         down=("DROP TABLE orphan",),
         loses=(Loss("orphan", "requests that a crash cut off"),),
+    ),
+    Migration(
+        "invoices and corrections",
+        up=(
+            money_tables.CORRECTION,
+            "CREATE INDEX correction_by_tenant ON correction (tenant, created_s)",
+            "CREATE INDEX correction_by_request ON correction (request_id)",
+            money_tables.INVOICE,
+            "CREATE INDEX invoice_by_tenant ON invoice (tenant, begins_s)",
+            money_tables.INVOICED,
+            *(append_only(table) for table in ("correction", "invoice", "invoiced")),
+            money_tables.USAGE_KEPT,
+        ),
+        down=(
+            money_tables.USAGE_FREE,
+            *(f"DROP TABLE {table}" for table in ("invoiced", "invoice", "correction")),
+            *(append_only_gone(table) for table in ("correction", "invoice", "invoiced")),
+        ),
+        loses=(Loss("invoice", "issued invoices"), Loss("correction", "corrections")),
     ),
 )

@@ -1,0 +1,67 @@
+"""What do the tables hold that people are billed by, and who may change them? Nobody: they only grow."""
+
+from headrace.stores.database import Dialects
+from headrace.stores.steps import append_only
+
+# Prices as they were stated, a JSON object of decimals by item; null for a version that withdraws.
+PRICE = """
+CREATE TABLE price (
+    number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
+    tenant TEXT NOT NULL,
+    model TEXT NOT NULL,
+    currency TEXT NOT NULL,
+    valid_from_s REAL NOT NULL,
+    stated TEXT NOT NULL
+) STRICT
+"""
+
+CORRECTION = """
+CREATE TABLE correction (
+    number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
+    tenant TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    model TEXT NOT NULL,
+    price_version TEXT NOT NULL,
+    currency TEXT NOT NULL,
+    amount_pico INTEGER NOT NULL CHECK (amount_pico <> 0),
+    reason TEXT NOT NULL,
+    created_s REAL NOT NULL
+) STRICT
+"""
+
+# The document is kept as it was issued, byte for byte: its digest is told to whom it was sent.
+INVOICE = """
+CREATE TABLE invoice (
+    number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
+    tenant TEXT NOT NULL,
+    period TEXT NOT NULL,
+    begins_s REAL NOT NULL,
+    ends_s REAL NOT NULL,
+    issued_s REAL NOT NULL,
+    document TEXT NOT NULL,
+    digest BLOB NOT NULL CHECK (length(digest) = 32)
+) STRICT
+"""
+
+# Which invoice a correction is on: one at most.
+INVOICED = """
+CREATE TABLE invoiced (
+    correction INTEGER NOT NULL PRIMARY KEY REFERENCES correction (number),
+    invoice INTEGER NOT NULL REFERENCES invoice (number)
+) STRICT
+"""
+
+# Usage is what people are billed by. Only a gateway forgets it, once the central database has it.
+USAGE_KEPT = Dialects(
+    sqlite=(
+        "CREATE TRIGGER usage_no_update BEFORE UPDATE ON usage"
+        " BEGIN SELECT RAISE(ABORT, 'rows of usage are never changed'); END",
+        "CREATE TRIGGER usage_no_delete BEFORE DELETE ON usage WHEN (SELECT number FROM shipping) = 0"
+        " BEGIN SELECT RAISE(ABORT, 'rows of usage are never changed'); END",
+    ),
+    postgres=append_only("usage").postgres,
+)
+USAGE_FREE = Dialects(
+    sqlite=("DROP TRIGGER usage_no_update", "DROP TRIGGER usage_no_delete"),
+    postgres=("DROP TRIGGER usage_append_only ON usage", "DROP FUNCTION usage_append_only()"),
+)
