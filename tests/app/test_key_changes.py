@@ -1,6 +1,7 @@
 """What happens to a key reaches every worker by itself, without a command that waits for it."""
 
 import http.client
+import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -102,6 +103,26 @@ def test_a_rotated_key_works_beside_the_new_one_and_then_no_more_on_any_worker(
         store.rotate(old.id, overlap_s=0)
         seconds_until(asking, old_key, 401)
         assert asking.ask(new_key) == {200}
+
+
+def test_a_key_made_and_revoked_over_the_admin_api_is_known_to_every_worker(service: Provider) -> None:
+    """With a token that a command has made, on a service that was running already."""
+    token = service.cli("admins", "create", "--role", "operator").stdout.strip()
+    service.cli("tenants", "create", "globex")
+
+    def manage(method: str, path: str, body: str = "") -> tuple[int, dict[str, str]]:
+        with closing(http.client.HTTPConnection("127.0.0.1", service.admin_port, timeout=60)) as connection:
+            connection.request(method, path, body, {"authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    status, made = manage("POST", "/admin/v1/keys", '{"tenant": "globex"}')
+    assert status == 201
+    with callers(service) as asking:
+        seconds_until(asking, made["key"], 200)
+        assert manage("DELETE", f"/admin/v1/keys/{made['id']}")[0] == 200
+        seconds_until(asking, made["key"], 401)
+    assert manage("GET", "/admin/v1/admins")[0] == 403
 
 
 def test_of_workers_who_used_a_key_the_latest_is_what_is_written_down(

@@ -169,7 +169,7 @@ def test_every_table_has_its_place(rig: Rig) -> None:
             "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
         )
     }
-    central_alone = {"audit", "audit_head", "correction", "invoice", "invoiced"}
+    central_alone = {"admin", "audit", "audit_head", "correction", "invoice", "invoiced"}
     each_its_own = {
         "key_use",
         "migration",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import headrace
+from headrace.app import admin
 from headrace.app.control_plane import ControlPlane
 from headrace.app.data_plane import DataPlane
 from headrace.app.process import calm_the_collector
@@ -26,7 +27,7 @@ from headrace.core.errors import HeadraceError, leaves
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.core.signing import KeySet
-from headrace.stores import sqlite
+from headrace.stores import sqlite, tenants
 from headrace.stores.ledger import Adoption, Ledger
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logfile import RotatingFile
@@ -159,6 +160,8 @@ class Service:
             clock=self._clock,
             chance=chance,
         )
+        # For the admin port; the gateway has a connection of its own.
+        self._identity = tenants.open_tenants(data, clock=self._clock)
         self._admin = self._build_admin()
 
     async def run(self) -> None:
@@ -198,6 +201,7 @@ class Service:
             if self._own_records is not None:
                 self._own_records.close()
             self._admin.stop()
+            self._identity.close()
             self._front.close()
             (self._data / "run" / "service.json").unlink(missing_ok=True)
         self._log.event(
@@ -248,6 +252,8 @@ class Service:
             status=lambda: self._on_loop(self._status()),
             heartbeat=lambda: self._clock.now_s() - self._front.ticked_s,
             log=self._log,
+            routes=admin.routes(self._identity, clock=self._clock),
+            find=admin.finder(self._identity),
         )
 
     async def _drain(self) -> int:

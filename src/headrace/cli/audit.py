@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from headrace.cli import common, durations, identity
+from headrace.stores import views
 from headrace.stores.audit import Entry
 
 
@@ -64,7 +65,7 @@ def _list(arguments: argparse.Namespace) -> None:
             since_s=since_s, tenant=arguments.tenant, after=arguments.after, limit=arguments.limit
         )
     if arguments.json:
-        common.print_json([_json(entry) for entry in entries])
+        common.print_json([views.act(entry) for entry in entries])
         return
     common.print_table(
         [
@@ -87,9 +88,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     with identity.store(arguments, must_exist=True) as store:
         verdict = store.verify_audit(head=arguments.head)
     if arguments.json:
-        common.print_json(
-            {"entries": verdict.entries, "head": verdict.head, "problem": verdict.problem or None}
-        )
+        common.print_json(views.verdict(verdict))
     elif verdict.problem:
         identity.note(
             f"the audit log is broken: {verdict.problem}; the {verdict.entries} before it are in order"
@@ -103,16 +102,3 @@ def _in_words(entry: Entry) -> str:
     return ", ".join(
         f"{name}: {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in entry.changes.items()
     )
-
-
-def _json(entry: Entry) -> dict[str, object]:
-    return {
-        "number": entry.number,
-        "time": durations.utc(entry.at_s),
-        "actor": entry.actor,
-        "action": entry.action,
-        "target": entry.target,
-        "tenant": entry.tenant or None,
-        "changes": {name: {"old": old, "new": new} for name, (old, new) in entry.changes.items()},
-        "digest": entry.digest.hex(),
-    }

@@ -1,9 +1,10 @@
 """How do people write a span of time or a moment? `30d`, `24h`, `2026-11-01`."""
 
 import argparse
-import math
 import re
 from datetime import UTC, datetime
+
+from headrace.core.moments import utc as utc  # for those who read and write both
 
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 # What comes of a span must still be a date that people can be shown.
@@ -38,13 +39,3 @@ def moment(text: str) -> datetime | float:
 def unix_s(moment: datetime | float, *, now_s: float) -> float:
     """Unix seconds of what `moment` read."""
     return moment.timestamp() if isinstance(moment, datetime) else now_s - moment
-
-
-def utc(unix_s: float) -> str:
-    """ISO 8601 with milliseconds, in UTC. Rounded down, so that a moment never shows as a later one."""
-    milliseconds = math.floor(unix_s * 1000)
-    return (
-        datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )

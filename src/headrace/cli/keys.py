@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.cli import common, durations, identity
 from headrace.core import keys
-from headrace.stores import key_terms
+from headrace.stores import key_terms, views
 from headrace.stores.key_terms import KeyTerms
 from headrace.stores.keys import KeyRecord
 
@@ -183,7 +183,7 @@ def _list(arguments: argparse.Namespace) -> None:
     with identity.store(arguments, must_exist=True) as store:
         records = store.keys(arguments.tenant)
     if arguments.json:
-        common.print_json([_json(record, now_s=now_s) for record in records])
+        common.print_json([views.key(record, now_s=now_s) for record in records])
         return
     rows = [
         (
@@ -243,22 +243,3 @@ def _in_words(terms: KeyTerms) -> str:
         if value:
             words.append(f"{option.flag[2:]}={','.join(value) if option.is_list else value}")
     return " ".join(words) or "-"
-
-
-def _json(record: KeyRecord, *, now_s: float) -> dict[str, object]:
-    def optional(moment_s: float | None) -> str | None:
-        return None if moment_s is None else durations.utc(moment_s)
-
-    return {
-        "id": record.id,
-        "tenant": record.tenant,
-        "name": record.name,
-        "env": record.environment,
-        "state": record.state(now_s),
-        "created": durations.utc(record.created_s),
-        "expires": optional(record.expires_s),
-        "revoked": optional(record.revoked_s),
-        "replaces": record.replaces,
-        "used": optional(record.used_s),
-        **record.terms.values(),
-    }

@@ -9,8 +9,7 @@ from typing import Any
 from headrace.cli import common, durations, identity, limit_text
 from headrace.core.clock import SystemClock
 from headrace.core.tenant import PRIORITIES, WEIGHT_MAX, CacheBoundary
-from headrace.stores import agreements
-from headrace.stores.tenants import TenantRecord
+from headrace.stores import agreements, views
 
 
 def _number(text: str) -> int:
@@ -203,6 +202,14 @@ def add(commands: Any) -> None:
                 metavar=option.metavar,
                 help=f"{option.help}; or `default`",
             )
+    delete = common.command(
+        actions,
+        "delete",
+        _delete,
+        help="remove a tenant whose keys have all ended; what it used stays in the ledger",
+        example="headrace tenants delete acme",
+    )
+    delete.add_argument("name", metavar="NAME", help="whose name it is")
     common.command(
         actions,
         "list",
@@ -247,11 +254,18 @@ def _set(arguments: argparse.Namespace) -> None:
     identity.note(f"tenant `{arguments.name}` changed{identity.in_force(arguments, revision)}")
 
 
+def _delete(arguments: argparse.Namespace) -> None:
+    with identity.store(arguments, must_exist=True) as store:
+        store.delete_tenant(arguments.name)
+        revision = store.revision()
+    identity.note(f"tenant `{arguments.name}` deleted{identity.in_force(arguments, revision)}")
+
+
 def _list(arguments: argparse.Namespace) -> None:
     with identity.store(arguments, must_exist=True) as store:
         records = store.tenants()
     if arguments.json:
-        common.print_json([_json(record) for record in records])
+        common.print_json([views.tenant(record) for record in records])
         return
     columns = [option for option in OPTIONS if option.heading]
     common.print_table(
@@ -271,11 +285,3 @@ def _cell(value: object, field: str) -> object:
     if value is None and (field in agreements.LIMIT_FIELDS or field in agreements.TOKEN_FIELDS):
         return "default"
     return "-" if value == "" else value
-
-
-def _json(record: TenantRecord) -> dict[str, object]:
-    return {
-        "tenant": record.name,
-        **record.agreement.values(),
-        "created": durations.utc(record.created_s),
-    }

@@ -1,10 +1,9 @@
-"""What does the operator's port answer? Liveness, metrics and status, from a thread of its own.
+"""What does the operator's port answer? Liveness for anyone, and what stands in the table of routes for who may ask it.
 
-The port has its own event loop so that it still answers, and says so, when the gateway's loop is stuck.
+The port has its own thread and event loop so that it still answers, and says so, when the gateway's loop is stuck.
 """
 
 import asyncio
-import hmac
 import os
 import secrets
 import socket
@@ -13,27 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from headrace.core.errors import ConfigError, HeadraceError, InternalError, NotFound, Unauthenticated
-from headrace.protocols import openai
+from headrace.control.admin_gate import REQUEST_LIMIT_S, Gate, application
+from headrace.control.admin_routes import AdminRoute, Caller, Reply, reply
+from headrace.core.errors import ConfigError
+from headrace.core.roles import Role
 from headrace.telemetry.exposition import CONTENT_TYPE, Exposition
 from headrace.telemetry.logs import Log
 from headrace.telemetry.merging import MetricsState
 from headrace.telemetry.metrics import Metrics
 
-LOOP_SILENCE_MAX_S = 30.0
 STOP_LIMIT_S = 5.0
-# A connection says what it wants within this time, from its start or from the answer before.
-REQUEST_LIMIT_S = 10.0
 CONNECTIONS_MAX = 64
 HEAD_BYTES_MAX = 16 * 1024
 TOKEN_FILE = "admin.token"
@@ -60,13 +51,19 @@ def admin_token(run_dir: Path) -> str:
 
 
 class AdminServer:
-    """The admin port: `/livez` for anyone, `/metrics` and `/admin/v1/status` for who has the token, 404 for the rest.
+    """The admin port: `/livez` for anyone, the routes for those with a token whose role is enough, 404 for the rest.
 
     Args:
         port: 0 chooses a free one.
-        elsewhere: What other processes of the service have counted; see telemetry.exposition.
+        token: The owner's, who may do everything.
         status: The service as a JSON object. It runs on a thread of this server's, and may wait for the gateway's loop.
         heartbeat: Seconds since the gateway's loop last turned.
+        elsewhere: What other processes of the service have counted; see telemetry.exposition.
+        routes: Further rows of the table.
+        find: Whose another token is; None for nobody's. It runs on a thread.
+
+    Attributes:
+        routes: The whole table.
     """
 
     def __init__(
@@ -80,15 +77,30 @@ class AdminServer:
         heartbeat: Callable[[], float],
         log: Log,
         elsewhere: Callable[[], Sequence[MetricsState]] = tuple,
+        routes: Sequence[AdminRoute] = (),
+        find: Callable[[bytes], Caller | None] = lambda token: None,
     ) -> None:
         self._host = host
         self._port = port
         self._metrics = metrics
         self._log = log
-        app = _application(Exposition(metrics, elsewhere=elsewhere), status=status, heartbeat=heartbeat)
+        exposition = Exposition(metrics, elsewhere=elsewhere)
+        self.routes = (
+            AdminRoute(
+                "GET",
+                "/metrics",
+                Role.VIEWER,
+                lambda asked: Reply(exposition.render(), content_type=CONTENT_TYPE),
+                asks_gateway=True,
+            ),
+            AdminRoute(
+                "GET", "/admin/v1/status", Role.VIEWER, lambda asked: reply(status()), asks_gateway=True
+            ),
+            *routes,
+        )
         self._server = uvicorn.Server(
             uvicorn.Config(
-                _Gate(app, token, on_error=self._report),
+                Gate(application(self.routes, heartbeat=heartbeat), token, find=find, on_error=self._report),
                 http=_BoundedProtocol,
                 h11_max_incomplete_event_size=HEAD_BYTES_MAX,
                 ws="none",
@@ -167,84 +179,6 @@ class _BoundedProtocol(H11Protocol):
         """An answer in progress is not cut; the next deadline begins when it is complete."""
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
-
-
-class _Gate:
-    """The edge of the admin application: nothing but `GET /livez` passes without the token, no exception passes out."""
-
-    def __init__(self, app: ASGIApp, token: str, *, on_error: Callable[[Exception, str], None]) -> None:
-        self._app = app
-        self._token = token.encode("ascii")
-        self._on_error = on_error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http", "lifespan and websockets are off"
-        scope["request_id"] = f"req_{secrets.token_hex(16)}"
-        is_open = scope["path"] == "/livez" and scope["method"] in ("GET", "HEAD")
-        if not is_open and not self._is_authorized(scope["headers"]):
-            error = Unauthenticated("This port needs the admin token: Authorization: Bearer TOKEN.")
-            await _refusal(error, scope)(scope, receive, send)
-            return
-        try:
-            await self._app(scope, receive, send)
-        except Exception as error:  # noqa: BLE001 -- the outermost edge of a request; Starlette has sent the 500
-            self._on_error(error, scope["request_id"])
-
-    def _is_authorized(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        scheme, _, token = given[0].partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
-
-
-def _application(
-    exposition: Exposition, *, status: Callable[[], dict[str, Any]], heartbeat: Callable[[], float]
-) -> Starlette:
-    # What asks the gateway's loop waits for it, on a thread: `/livez` must be answered meanwhile. One at a time, since
-    # scrapes must not overlap, and a stuck gateway must not tie up a thread for each who asks.
-    one_at_a_time = asyncio.Lock()
-
-    async def ask(question: Callable[[], Any]) -> Any:
-        async with one_at_a_time:
-            return await asyncio.to_thread(question)
-
-    async def livez(request: Request) -> Response:
-        is_alive = heartbeat() < LOOP_SILENCE_MAX_S
-        return _json({"status": "alive" if is_alive else "stalled"}, status=200 if is_alive else 503)
-
-    async def metrics(request: Request) -> Response:
-        return Response(await ask(exposition.render), headers={"content-type": CONTENT_TYPE})
-
-    async def admin_status(request: Request) -> Response:
-        return _json(await ask(status))
-
-    async def unmatched(request: Request, error: Exception) -> Response:
-        return _refusal(NotFound("There is nothing at this path with this method."), request.scope)
-
-    async def broken(request: Request, error: Exception) -> Response:
-        return _refusal(InternalError("A bug of ours; the log names it as internal.error."), request.scope)
-
-    app = Starlette(
-        routes=[
-            Route("/livez", livez),
-            Route("/metrics", metrics),
-            Route("/admin/v1/status", admin_status),
-        ],
-        exception_handlers={HTTPException: unmatched, Exception: broken},
-    )
-    app.router.redirect_slashes = False
-    return app
-
-
-def _json(value: Any, *, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-def _refusal(error: HeadraceError, scope: Scope) -> Response:
-    body = openai.error_body(error, request_id=scope["request_id"])
-    headers = {"www-authenticate": "Bearer"} if error.status == Unauthenticated.status else None
-    return Response(body, error.status, headers, "application/json")
 
 
 def _create_token(path: Path) -> None:

@@ -16,20 +16,22 @@ import zlib
 from headrace.core.ids import KeyId
 
 ENVIRONMENTS = ("live", "test")
+ADMIN = "admn"
+"""Stands where keys have their environment, in tokens for the admin port."""
 KEY_BYTES = 69
 ID_RANDOM_BYTES = 16
 SECRET_RANDOM_BYTES = 32
 
 _ID_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 8
-_PREFIXES = frozenset({b"hr_live_", b"hr_test_"})
+_PREFIXES = frozenset({b"hr_live_", b"hr_test_", b"hr_admn_"})
 _CRC_AT = 61
 _BLOCK_BYTES = 64  # of SHA-256
 
 
 def make(environment: str, *, id_random: bytes, secret_random: bytes) -> str:
     """A key from random bytes: ID_RANDOM_BYTES of them for its public id, SECRET_RANDOM_BYTES for the secret."""
-    assert environment in ENVIRONMENTS
+    assert environment in (*ENVIRONMENTS, ADMIN)
     assert len(id_random) == ID_RANDOM_BYTES
     assert len(secret_random) == SECRET_RANDOM_BYTES
     # 128 bits reduced to 8 characters (41.4 bits): the bias of the remainder is below 2**-86.

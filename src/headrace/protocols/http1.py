@@ -300,9 +300,8 @@ class RequestReader:
             name = name.lower()
             if name not in headers:
                 headers[name] = value
-            elif (
-                name == b"x-forwarded-for"
-            ):  # a list: the proxy that is nearest may have added a line, and not to the line
+            elif name == b"x-forwarded-for":
+                # A list: the nearest proxy may have added a line, and not to the line that a caller made up.
                 headers[name] += b"," + value
             elif name in _SINGLE:
                 self._fail(InvalidRequest(f"the header {name.decode('ascii', 'replace')} is given twice"))

@@ -87,8 +87,8 @@ class Agreement:
         for name, (least, most) in {**_LIMIT_RANGES, **_SHARE_RANGES}.items():
             if values[name] is not None:
                 check_range(name, values[name], least, most)
-        word = values["class"] or TenantShare().priority_max.word
-        if word not in PRIORITIES:
+        word = TenantShare().priority_max.word if values["class"] is None else values["class"]
+        if not isinstance(word, str) or word not in PRIORITIES:
             raise ConfigError(f"`class` must be one of {', '.join(PRIORITIES)}, got {word!r}")
         return Agreement(
             LimitOverrides(**{name: values[name] for name in LIMIT_FIELDS}),

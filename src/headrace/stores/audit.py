@@ -27,12 +27,15 @@ class Action(StrEnum):
 
     TENANT_CREATE = "tenant.create"
     TENANT_CHANGE = "tenant.change"
+    TENANT_DELETE = "tenant.delete"
     KEY_CREATE = "key.create"
     KEY_ROTATE = "key.rotate"
     KEY_REVOKE = "key.revoke"
     PRICE_SET = "price.set"
     CORRECTION = "usage.correct"
     INVOICE_ISSUE = "invoice.issue"
+    ADMIN_CREATE = "admin.create"
+    ADMIN_REVOKE = "admin.revoke"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class Act:
 
     Attributes:
         at_s: Unix seconds.
-        actor: `cli:` and the user of the operating system, or `admin:` and the id of an admin token.
+        actor: `cli:` and the user of the operating system, or `admin:` and the id of an admin token (`owner` for the
+            one in the data directory).
         target: The name or id of what it was done to; never a secret.
         tenant: Whose it is; "" where it is nobody's.
         changes: What is other than it was, as (old, new) by field; JSON values, and never a secret.

@@ -70,11 +70,9 @@ class KeyEntry:
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError when the name can't be shown in one line."""
+    """Raises ConfigError when that name of a key or an admin token can't be shown in one line."""
     if len(name) > _NAME_MAX or not name.isprintable():
-        raise ConfigError(
-            f"a key's name is at most {_NAME_MAX} printable characters, got {name[:_NAME_MAX]!a}"
-        )
+        raise ConfigError(f"a name is at most {_NAME_MAX} printable characters, got {name[:_NAME_MAX]!a}")
 
 
 def insert(
@@ -150,6 +148,23 @@ def select(database: Database, where: str = "", values: tuple[str, ...] = ()) ->
             used_s,
         ) in rows
     ]
+
+
+def delete_all(database: Database, tenant: str, *, now_s: float) -> None:
+    """Removes every key of a tenant. Raises ConfigError where one of them still works."""
+    working = [
+        key.id for key in select(database, "WHERE tenant = ?", (tenant,)) if key.state(now_s) == "active"
+    ]
+    if working:
+        raise ConfigError(
+            f"tenant `{tenant}` has keys that work ({', '.join(working[:5])}{', ...' if working[5:] else ''});"
+            " revoke them first"
+        )
+    database.execute(
+        "DELETE FROM key_use WHERE key_id IN (SELECT id FROM api_key WHERE tenant = ?)", (tenant,)
+    )
+    database.execute("UPDATE api_key SET replaces = NULL WHERE tenant = ?", (tenant,))
+    database.execute("DELETE FROM api_key WHERE tenant = ?", (tenant,))
 
 
 def note_uses(database: Database, used_s: Mapping[KeyId, float]) -> None:

@@ -170,6 +170,18 @@ END $$
     ),
 )
 
+_ADMIN = """
+CREATE TABLE admin (
+    id TEXT NOT NULL PRIMARY KEY,
+    digest BLOB NOT NULL UNIQUE CHECK (length(digest) = 32),
+    role TEXT NOT NULL CHECK (role IN ('viewer', 'operator', 'admin')),
+    name TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    expires_s REAL,
+    revoked_s REAL
+) STRICT
+"""
+
 _AUDIT = """
 CREATE TABLE audit (
     number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
@@ -428,5 +440,11 @@ MIGRATIONS: tuple[Migration, ...] = (
             *(append_only_gone(table) for table in ("correction", "invoice", "invoiced")),
         ),
         loses=(Loss("invoice", "issued invoices"), Loss("correction", "corrections")),
+    ),
+    Migration(
+        "admin tokens",
+        up=(_ADMIN,),
+        down=("DROP TABLE admin",),
+        loses=(Loss("admin", "admin tokens"),),
     ),
 )

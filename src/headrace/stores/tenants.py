@@ -1,4 +1,4 @@
-"""Who may call, and what is agreed with them? Tenants at rest, and all that may be done with them and their keys."""
+"""Who may call, and what is agreed with them? Tenants at rest, and all that may be done with them, their keys and admins."""
 
 import copy
 import re
@@ -11,8 +11,10 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
+from headrace.core.roles import Role
 from headrace.core.tenant import PRIORITIES, Principal, TenantLimits, TenantShare, TenantTerms
-from headrace.stores import agreements, audit, key_terms, keys, opening, pepper
+from headrace.stores import admins, agreements, audit, key_terms, keys, opening, pepper
+from headrace.stores.admins import AdminRecord
 from headrace.stores.agreements import Agreement, LimitOverrides
 from headrace.stores.audit import Act, Action
 from headrace.stores.database import Database
@@ -34,7 +36,7 @@ class TenantRecord:
 
 
 class TenantStore:
-    """Tenants and keys; safe to call from several threads, and beside other processes.
+    """Tenants, keys and admin tokens; safe to call from several threads, and beside other processes.
 
     Every change is in the audit log, in the same transaction, as an act of the store's actor.
     """
@@ -111,6 +113,19 @@ class TenantStore:
                 self._record(Action.TENANT_CHANGE, name, tenant=name, changes=changes)
         return TenantRecord(old.name, old.created_s, agreement)
 
+    def delete_tenant(self, name: str) -> None:
+        """Removes a tenant and its keys, none of which may still work. What it used stays in the ledger, under its name."""
+        with self._database.transaction():
+            old = _require_tenant(self._database, name)
+            keys.delete_all(self._database, name, now_s=self._clock.wall_s())
+            self._database.execute("DELETE FROM tenant WHERE name = ?", (name,))
+            self._record(
+                Action.TENANT_DELETE,
+                name,
+                tenant=name,
+                changes=audit.differences(old.agreement.values(), Agreement().values()),
+            )
+
     def tenant(self, name: str) -> TenantRecord:
         """Raises ConfigError, naming the nearest, when there is no such tenant."""
         with self._database.snapshot():
@@ -169,6 +184,11 @@ class TenantStore:
             _require_tenant(self._database, tenant)
             return keys.select(self._database, "WHERE tenant = ?", (tenant,))
 
+    def key(self, key_id: str) -> KeyRecord:
+        """Raises ConfigError, naming the nearest, when there is no such key."""
+        with self._database.snapshot():
+            return keys.require(self._database, key_id)
+
     def revoke(self, key_id: str) -> KeyRecord:
         """Ends a key now; a key revoked before keeps its first time."""
         with self._database.transaction():
@@ -209,6 +229,48 @@ class TenantStore:
                 changes={"expires_s": (old.expires_s, ends_s), "replaced_by": (None, record.id)},
             )
             return record, secret
+
+    def create_admin(
+        self, role: Role, *, name: str = "", lifetime_s: float | None = None
+    ) -> tuple[AdminRecord, str]:
+        """A new token for the admin port and its secret, which is in no store and can't be had again."""
+        keys.check_name(name)
+        with self._database.transaction():
+            now_s = self._clock.wall_s()
+            expires_s = None if lifetime_s is None else now_s + lifetime_s
+            record, secret = admins.insert(
+                self._database, self._pepper, role, name, created_s=now_s, expires_s=expires_s
+            )
+            facts = {"role": role.word, "name": name, "expires_s": expires_s}
+            self._record(Action.ADMIN_CREATE, record.id, changes=audit.differences({}, facts))
+            return record, secret
+
+    def admins(self) -> list[AdminRecord]:
+        """All admin tokens, the oldest first; revoked and expired ones too."""
+        with self._database.snapshot():
+            return admins.select(self._database)
+
+    def admin(self, token_id: str) -> AdminRecord:
+        """Raises ConfigError, naming the nearest, when there is no such token."""
+        with self._database.snapshot():
+            return admins.require(self._database, token_id)
+
+    def revoke_admin(self, token_id: str) -> AdminRecord:
+        """Ends an admin token now; one revoked before keeps its first time."""
+        with self._database.transaction():
+            old = admins.require(self._database, token_id)
+            if old.revoked_s is not None:
+                return old
+            self._database.execute(
+                "UPDATE admin SET revoked_s = ? WHERE id = ?", (self._clock.wall_s(), token_id)
+            )
+            self._record(Action.ADMIN_REVOKE, token_id)
+            return admins.require(self._database, token_id)
+
+    def find_admin(self, token: bytes) -> AdminRecord | None:
+        """Whose token it is, where it is in force at this moment."""
+        with self._database.snapshot():
+            return admins.find(self._database, self._pepper, token, now_s=self._clock.wall_s())
 
     def key_ring(
         self,

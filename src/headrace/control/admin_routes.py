@@ -1,0 +1,75 @@
+"""What is a path of the admin port? A row of a table: who may ask, what may be asked, and what answers.
+
+A path that stands in no table doesn't exist, and a row can't be written without its role.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headrace.core.roles import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody who may come to the admin port.
+
+    Attributes:
+        actor: Who it is, as the audit log says it.
+    """
+
+    actor: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request whose caller may ask it, and whose names are all known.
+
+    Attributes:
+        named: The parts of the path that have a name.
+        query: What follows the path.
+        fields: The members of its body.
+    """
+
+    caller: Caller
+    named: Mapping[str, str]
+    query: Mapping[str, str]
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer in JSON, unless its type says otherwise."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRoute:
+    """One method of one path.
+
+    Attributes:
+        path: `{name}` stands for one part of it.
+        role: The lowest that may ask.
+        answer: Runs on a thread of the admin port. Raises HeadraceError; a ConfigError is the caller's mistake.
+        query, fields: The names that are known.
+        asks_gateway: It waits for the gateway's loop, so such requests are answered one at a time.
+    """
+
+    method: str
+    path: str
+    role: Role
+    answer: Callable[[Asked], Reply]
+    query: tuple[str, ...] = ()
+    fields: tuple[str, ...] = field(default=())
+    asks_gateway: bool = False
+
+
+def reply(value: Any, *, status: int = 200) -> Reply:
+    """A value as JSON."""
+    return Reply(msgspec.json.encode(value), status)
