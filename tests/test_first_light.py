@@ -2,16 +2,19 @@
 
 import json
 import os
+import random
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from tests.support.cache_probe import Caller, Probed, is_told, probe, tells
 from tests.support.models import shared_root
 from tests.support.provider import Provider, embedded_provider, wait_until
 
@@ -94,6 +97,38 @@ def test_a_tenant_never_reuses_or_sees_another_tenants_prompt(service: Provider)
     assert seen["writer"][0] == seen["guesser"][0] == 0
     assert seen["writer"][1] > 100, "the cache still serves its own tenant"
     assert seen["guesser"][1] > 100
+
+
+@pytest.mark.parametrize(
+    ("pairs", "tokens"),
+    [
+        pytest.param(5, 80),
+        # Tens of minutes: a prompt of 2,000 tokens takes seconds here.
+        pytest.param(30, 2000, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_the_time_to_a_first_token_tells_no_tenant_what_another_has_asked(
+    service: Provider, pairs: int, tokens: int
+) -> None:
+    """T42, REPORTS 106: the same test finds what a tenant has asked itself."""
+    chance = random.Random(42)
+    with ExitStack() as stack:
+        owner, guesser = (
+            stack.enter_context(closing(Caller(service.port, service.key(tenant), CHAT)))
+            for tenant in ("owner-of-prompts", "guesser-of-prompts")
+        )
+        probed: list[Probed] = []
+
+        def run(asks: Caller) -> Probed:
+            probed.append(probe(owner, asks, pairs=pairs, tokens=tokens, chance=chance))
+            return probed[-1]
+
+        assert not tells(lambda: run(guesser))
+        # Of its own last prompt a guesser may find the words of the template, as it does with prompts that nobody has asked.
+        assert max(each.cached_tokens for each in probed[0].primed) < tokens / 2
+        probed.clear()
+        assert is_told(lambda: run(owner))
+        assert min(each.cached_tokens for each in probed[0].primed) >= tokens
 
 
 def test_a_caller_can_not_choose_an_engine_slot(service: Provider) -> None:

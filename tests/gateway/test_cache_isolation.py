@@ -251,6 +251,18 @@ def test_salts_are_one_over_workers_and_restarts_until_they_are_rotated(tmp_path
     assert rotated.isdisjoint(first)
 
 
+def test_where_users_are_kept_apart_the_keys_of_one_user_share(kinds: Kinds, keys: dict[str, str]) -> None:
+    """T42."""
+    made = [
+        kinds.running.cli("keys", "create", "--tenant", "users", "--user", user).stdout.strip()
+        for user in ("anna", "anna", "boris")
+    ]
+    kinds.running.key("users")  # what was made before it is in force as well
+    first, again, other = (kinds.salt("vllm", key) for key in made)
+    assert first == again
+    assert len({first, other, kinds.salt("vllm", keys["users"])}) == 3
+
+
 def test_a_change_of_group_is_in_force_at_once(kinds: Kinds) -> None:
     key = kinds.running.key("joiner")
     alone = kinds.salt("vllm", key)

@@ -185,6 +185,17 @@ def test_a_request_for_more_than_the_deployment_gives_is_refused() -> None:
         openai.check_against(deployment(), parse(CHAT, max_tokens=10**9))
 
 
+def test_token_ids_are_refused_where_a_text_is_put_before_each_prompt() -> None:
+    """T42: what keeps the caches of that model apart is text."""
+    with pytest.raises(InvalidRequest) as refusal:
+        openai.check_against(deployment(takes_token_ids=False), parse(COMPLETIONS, prompt=[1, 2]))
+    assert refusal.value.param == "prompt"
+    openai.check_against(
+        deployment(takes_token_ids=False), parse(COMPLETIONS, prompt=["1"], logit_bias={"5": 1})
+    )
+    openai.check_against(deployment(), parse(COMPLETIONS, prompt=[1, 2]))
+
+
 def test_error_headers_say_what_to_do() -> None:
     assert openai.error_headers(errors.RateLimited("x", retry_after_s=0.2)) == (
         b"x-headrace-reason: rate_limited\r\nretry-after: 1\r\nx-should-retry: true\r\n"

@@ -48,17 +48,13 @@ class CachePartitions:
 
     def of(self, tenant: TenantId, key_id: KeyId, terms: TenantTerms, *, user: str = "") -> str:
         """The name for a caller. Where nobody said which user it is, each key counts as one."""
-        match terms.cache_boundary:
-            case CacheBoundary.USER if user:
-                return self._name("user", tenant, user)
-            case CacheBoundary.USER | CacheBoundary.KEY:
-                return self._name("key", tenant, key_id)
-            case CacheBoundary.TENANT:
-                return (
-                    self._name("group", terms.cache_group)
-                    if terms.cache_group
-                    else self._name("tenant", tenant)
-                )
+        if terms.cache_group:  # then the boundary is the tenant: TenantTerms sees to that
+            return self._name("group", terms.cache_group)
+        if terms.cache_boundary is CacheBoundary.TENANT:
+            return self._name("tenant", tenant)
+        if terms.cache_boundary is CacheBoundary.USER and user:
+            return self._name("user", tenant, user)
+        return self._name("key", tenant, key_id)
 
     def _name(self, *parts: str) -> str:
         # As JSON, so that no two lists of parts are the same bytes.

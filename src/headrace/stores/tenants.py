@@ -306,7 +306,7 @@ class TenantStore:
                     scope=terms.scope(),
                     user=terms.user,
                     key_limits=terms.limits(defaults),
-                    cache_partition=partitions.of(tenant, key_id, agreed[tenant][2]),
+                    cache_partition=partitions.of(tenant, key_id, agreed[tenant][2], user=terms.user),
                 )
                 ring[digest] = KeyEntry(caller, expires_s)
             return ring
