@@ -1,6 +1,7 @@
 """What each request costs is in its record: by how it ended, by what was counted, and by the price of its moment, exactly."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
@@ -135,6 +136,46 @@ def test_a_retried_request_costs_what_its_answer_does(pair: Rig) -> None:
     records = [pair.record(pair.ask()) for _ in range(12)]
     assert {record.attempts for record in records} == {1, 2}
     assert {record.charge_pico for record in records} == {WHOLE}
+
+
+def test_the_invoice_of_what_a_service_did_agrees_with_its_records(pair: Rig) -> None:
+    """Whatever went wrong on the way: the sum of the lines is the sum of the charges, and every request is accounted for."""
+    for faults in (
+        "",
+        "usage:none",
+        "cut:7",
+        "cut:0",
+        "usage:cached=64",
+        "reasoning:reasoning",
+        "error:400",
+        "tools:parallel",
+    ):
+        pair.set_faults(faults)
+        pair.record(pair.ask())
+        pair.record(pair.ask(stream=False))
+    pair.wait_until_idle()
+    records = [record for record in pair.records() if record.tenant == "demo"]
+    for month in {datetime.fromtimestamp(record.started_s, tz=UTC).strftime("%Y-%m") for record in records}:
+        told = pair.provider.cli("invoice", "--tenant", "demo", "--period", month, "--json")
+        assert "can't be issued" not in told.stderr
+        invoice = json.loads(told.stdout)
+        own = [
+            record
+            for record in records
+            if datetime.fromtimestamp(record.started_s, tz=UTC).strftime("%Y-%m") == month
+        ]
+        assert invoice["requests"] == len(own)
+        amounts = [parse_amount(line["amount"]) for line in invoice["lines"]]
+        assert sum(amounts) == sum(record.charge_pico for record in own)
+        assert [parse_amount(total["amount"]) for total in invoice["totals"]] == [sum(amounts)]
+
+
+def test_a_record_says_for_whom_its_key_was_made(pair: Rig) -> None:
+    key = pair.provider.cli("keys", "create", "--tenant", "demo", "--user", "ada").stdout.strip()
+    wait_until(lambda: pair.provider.get("/v1/models", key=key)[0] == 200, what="the key to be in force")
+    assert pair.record(pair.ask(key=key)).user == "ada"
+    sums = json.loads(pair.provider.cli("usage", "--by", "user", "--json").stdout)
+    assert [row["requests"] for row in sums if row["user"] == "ada"] == [1]
 
 
 def record_of(running: Provider, answer: tuple[int, dict[str, str], bytes]) -> dict[str, object]:

@@ -2,10 +2,10 @@
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
+import psycopg
 import pytest
 
 from headrace.core.clock import ManualClock
@@ -14,15 +14,14 @@ from headrace.core.invoices import Cause, LineKind
 from headrace.core.money import PICO, format_amount, parse_amount
 from headrace.core.prices import Item, rates_of
 from headrace.policies import charging
-from headrace.stores import audit, sqlite
-from headrace.stores.database import Database
+from headrace.stores import audit, schema
+from headrace.stores.database import Kind, columns
 from headrace.stores.invoices import InvoiceStore
 from headrace.stores.prices import Draft, PriceStore
-from headrace.stores.tenants import TenantStore
-from tests.stores.test_ledger import Rig, rig, usage_record
+from tests.stores.conftest import Connect
+from tests.stores.test_ledger import usage_record
 
-__all__ = ["rig"]
-
+REFUSALS = (sqlite3.IntegrityError, psycopg.Error)
 OCTOBER_S = datetime(2026, 10, 15, tzinfo=UTC).timestamp()
 NOVEMBER_S = datetime(2026, 11, 15, tzinfo=UTC).timestamp()
 DECEMBER_S = datetime(2026, 12, 15, tzinfo=UTC).timestamp()
@@ -34,12 +33,11 @@ ONE_PICO = parse_amount("0.0001") + 6 * 150_000 + 4 * 50_000 + 5 * 600_000
 class Books:
     """A database with a price from the beginning of 2020, and the stores over it."""
 
-    def __init__(self, ledger: Rig) -> None:
+    def __init__(self, connect: Connect) -> None:
         self.clock = ManualClock()
-        self.ledger = ledger
-        TenantStore(sqlite.open_file(ledger.path), bytes(32), clock=self.clock).close()
-        self.database: Database = sqlite.open_file(ledger.path)
-        self.prices = PriceStore(sqlite.open_file(ledger.path), clock=self.clock, actor="cli:root")
+        self.database = connect()
+        schema.migrate(self.database)
+        self.prices = PriceStore(self.database, clock=self.clock, actor="cli:root")
         self.invoices = InvoiceStore(self.database, clock=self.clock, actor="cli:root")
         self.prices.enter([Draft("EUR", STATED, valid_from_s=1_577_836_800.0)])
         self.clock.advance(DECEMBER_S - self.clock.wall_s())
@@ -49,35 +47,30 @@ class Books:
         record = usage_record(
             f"req_{int(at_s * 1000):012x}{name:0>20}", **{"started_s": at_s, "price_version": "p1", **changes}
         )
-        if "charge_pico" not in changes and record.price_version:
+        if "charge_pico" not in changes:
             charge = charging.charge(record.charge_rule, record.usage, rates_of(STATED), unit=None)
-            record = usage_record(
-                record.request_id,
-                **{"started_s": at_s, "price_version": "p1", **changes, "charge_pico": charge},
-            )
-        ledger = self.ledger.ledger()
-        ledger.append(record, [])
-        ledger.stop()
+            record = msgspec.structs.replace(record, charge_pico=charge)
+        values = [
+            int(value) if isinstance(value, bool) else value for value in msgspec.structs.astuple(record)
+        ]
+        self.database.execute(
+            f"INSERT INTO usage ({columns(record.__struct_fields__)}) VALUES ({', '.join('?' * len(values))})",
+            values,
+        )
         return record.request_id
 
-    def by_hand(self, statement: str) -> None:
-        connection = sqlite3.connect(self.ledger.path)
-        try:
-            with connection:
-                connection.execute(statement)
-        finally:
-            connection.close()
-
-    def close(self) -> None:
-        self.prices.close()
-        self.invoices.close()
+    def unguard(self, table: str) -> None:
+        """What somebody does who wants to change what must not change."""
+        if self.database.kind is Kind.POSTGRES:
+            self.database.execute(f"DROP TRIGGER {table}_append_only ON {table}")
+        else:
+            self.database.execute(f"DROP TRIGGER {table}_no_update")
+            self.database.execute(f"DROP TRIGGER {table}_no_delete")
 
 
 @pytest.fixture
-def books(rig: Rig) -> Iterator[Books]:
-    made = Books(rig)
-    yield made
-    made.close()
+def books(connect: Connect) -> Books:
+    return Books(connect)
 
 
 def test_an_invoice_says_what_the_records_say(books: Books) -> None:
@@ -145,15 +138,15 @@ def test_the_database_itself_refuses_to_change_what_counts_in_money(books: Books
     books.invoices.issue("acme", "2026-11")
     for table in ("usage", "price", "correction", "invoice"):
         for statement in (f"UPDATE {table} SET tenant = 'x'", f"DELETE FROM {table}"):
-            with pytest.raises(sqlite3.IntegrityError, match="never changed"):
-                books.by_hand(statement)
+            with pytest.raises(REFUSALS, match="never changed"):
+                books.database.execute(statement)
 
 
 def test_an_invoice_that_was_tampered_with_is_found(books: Books) -> None:
     books.use("1")
     books.invoices.issue("acme", "2026-11")
-    books.by_hand("DROP TRIGGER invoice_no_update")
-    books.by_hand("UPDATE invoice SET document = replace(document, 'acme', 'evil')")
+    books.unguard("invoice")
+    books.database.execute("UPDATE invoice SET document = replace(document, 'acme', 'evil')")
     with pytest.raises(ConfigError, match="invoice 1 was changed"):
         books.invoices.issued()
 
@@ -186,8 +179,8 @@ def test_nothing_is_issued_while_records_and_rules_do_not_agree(books: Books) ->
 def test_usage_that_was_invoiced_and_is_gone_is_found(books: Books) -> None:
     books.use("1")
     books.invoices.issue("acme", "2026-11")
-    books.by_hand("DROP TRIGGER usage_no_delete")
-    books.by_hand("DELETE FROM usage")
+    books.unguard("usage")
+    books.database.execute("DELETE FROM usage")
     _, problems = books.invoices.preview("acme", "2026-12")
     assert any("are recorded no more" in problem for problem in problems)
 
@@ -259,19 +252,7 @@ def test_acts_about_money_are_in_the_audit_log(books: Books) -> None:
 def test_sums_beyond_64_bits_are_exact(books: Books) -> None:
     """A charge fits 64 bits, a month of them need not: 9.2 million units."""
     dearest = 2**63 - 1
-    connection = sqlite3.connect(books.ledger.path)
-    try:
-        base = usage_record("x", started_s=NOVEMBER_S, price_version="p1", charge_pico=dearest)
-        fields = base.__struct_fields__
-        with connection:
-            for number in range(50):
-                row = msgspec.structs.replace(base, request_id=f"req_{number}")
-                names = ", ".join(f'"{name}"' for name in fields)
-                connection.execute(
-                    f"INSERT INTO usage ({names}) VALUES ({', '.join('?' * len(fields))})",
-                    [getattr(row, name) for name in fields],
-                )
-    finally:
-        connection.close()
+    for number in range(50):
+        books.use(str(number), charge_pico=dearest)
     _, problems = books.invoices.preview("acme", "2026-11")
     assert format_amount(50 * dearest) in problems[0]

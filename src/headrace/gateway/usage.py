@@ -163,7 +163,7 @@ class UsageCloser:
                 request.is_streaming, request.arrived_wall_s, series.outcome, series.reason, delivery.status,
                 usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
                 account.queue_wait_s, ttft_s, total_s, len(executions),
-                version, charge_pico, usage.reasoning_tokens, usage.units,
+                version, charge_pico, usage.reasoning_tokens, usage.units, principal.user,
             ),
             executions,
         )  # fmt: skip

@@ -30,6 +30,7 @@ class Group(Enum):
 
     TENANT = "tenant"
     MODEL = "model"
+    USER = "user"  # for whom the key was made, where its tenant said so
     DAY = "day"  # UTC day of arrival
     OUTCOME = "outcome"
 
@@ -112,7 +113,8 @@ class UsageReport:
         """Sums over the requests that arrived in [since_s, until_s), Unix seconds, sorted by group."""
         assert group_by, "without a group there is no row to name"
         groups = ", ".join(
-            self._database.utc_day("started_s") if group is Group.DAY else group.value for group in group_by
+            self._database.utc_day("started_s") if group is Group.DAY else columns([group.value])
+            for group in group_by
         )
         condition, values = where(since_s=since_s, until_s=until_s, tenant=tenant)
         width = len(group_by)
