@@ -16,19 +16,19 @@ h1 { font-size: 22pt; font-weight: 650; letter-spacing: -.02em; margin: 0 0 1mm 
 h2 { font-size: 10.5pt; margin: 7mm 0 1.5mm; break-after: avoid }
 .quiet { color: #667085; font-size: 9pt }
 .seller { text-align: right; white-space: pre-line; font-size: 9pt; color: #445 }
-dl { display: grid; grid-template-columns: repeat(4, auto); justify-content: start; gap: 0 16mm; margin: 8mm 0 2mm; padding: 4mm 0; border: solid #d8dce4; border-width: 1px 0 }
-dt { color: #667085; font-size: 8pt; grid-row: 1 }
-dd { margin: 0; font-weight: 600; grid-row: 2 }
+dl { display: flex; gap: 16mm; margin: 8mm 0 2mm; padding: 4mm 0; border: solid #d8dce4; border-width: 1px 0 }
+dt { color: #667085; font-size: 8pt }
+dd { margin: 0; font-weight: 600 }
 table { border-collapse: collapse; width: 100%; table-layout: fixed; font-variant-numeric: tabular-nums }
 th { text-align: left; font-size: 8pt; font-weight: 600; color: #667085; border-bottom: 1px solid #b8bfcc; padding: 1mm 2mm 1mm 0 }
 td { padding: 1.3mm 2mm 1.3mm 0; border-bottom: 1px solid #eceef2; vertical-align: top }
 th + th, td + td { text-align: right; white-space: nowrap; padding: 1.3mm 0 1.3mm 5mm }
-th:nth-child(2) { width: 32mm } th:nth-child(3) { width: 33mm } th:nth-child(4) { width: 40mm }
+th:nth-child(2) { width: 30mm } th:nth-child(3) { width: 30mm } th:nth-child(4) { width: 39mm }
 tr { break-inside: avoid } thead { display: table-header-group }
 .due { margin: 8mm 0 0 auto; width: 82mm; break-inside: avoid }
 .due td { border: 0 } .due tr:last-child td { font-size: 13pt; font-weight: 650; border-top: 2px solid #1b2230; padding-top: 2mm }
 .due + .due { margin-top: 5mm }
-.mark { display: inline-block; font-size: 7.5pt; font-weight: 600; color: #8a5300; background: #fff3dc; border-radius: 3px; padding: 0 1.4mm; margin-left: 1.5mm }
+.mark { display: inline-block; white-space: nowrap; font-size: 7.5pt; font-weight: 600; color: #8a5300; background: #fff3dc; border-radius: 3px; padding: 0 1.4mm; margin-left: 1.5mm }
 .preview { color: #8a5300; border: 1.5px solid #e0a54a; border-radius: 4px; padding: 2mm 3mm; margin-top: 5mm; font-size: 9pt }
 footer { margin-top: 10mm; padding-top: 3mm; border-top: 1px solid #d8dce4; break-inside: avoid }
 footer p { margin: 0 0 1.5mm } code { font: 8pt ui-monospace, Menlo, Consolas, monospace; word-break: break-all }
@@ -59,7 +59,7 @@ def _head(invoice: Invoice, title: str) -> str:
         ("Issued", invoice.issued[:10] or "not issued"),
         ("Requests", f"{invoice.requests:,}"),
     )
-    pairs = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    pairs = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     warning = (
         ""
         if invoice.number
