@@ -28,6 +28,7 @@ from headrace.core.tenant import Principal, TenantLimits
 from headrace.engines import http
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.connection import ClientConnection
+from headrace.gateway.usage import Confirmation
 from headrace.stores.keys import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
@@ -80,6 +81,11 @@ class _NoDisk:
 
     def append(self, usage: object, executions: object) -> None:
         pass
+
+    replace = append
+
+    def confirm(self) -> Confirmation:
+        raise NotImplementedError
 
 
 async def _open(made: "asyncio.Future[http.UpstreamConnection]", client: Any, opened: list[Any]) -> None:

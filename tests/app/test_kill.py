@@ -79,6 +79,11 @@ class History:
                 each.result()
 
 
+def durable_key(running: Provider) -> str:
+    running.cli("tenants", "create", "bank", "--durable", "on")
+    return running.key("bank")
+
+
 def check_books(running: Provider, engine: ScriptedEngine, history: History) -> Counter[str]:
     """The history, the ledger and the engine's log, joined."""
     engine.wait_for_stats(lambda stats: stats["running"] == 0)
@@ -100,7 +105,7 @@ def check_books(running: Provider, engine: ScriptedEngine, history: History) -> 
             assert len(records[name]["executions"]) >= count
     for row in orphans.values():
         assert row["model"] == "scripted"
-        assert row["tenant"] == "demo"
+        assert row["tenant"] in ("demo", "bank")
         assert row["found"] >= row["started"]
     status = running.status()["ledger"]
     assert (status["duplicates"], status["rejected"], status["failed"]) == (0, 0, 0)
@@ -123,7 +128,7 @@ def kill_often(data: Path, *, kills: int, workers: int, seed: int) -> Counter[st
                 arguments=arguments,
                 config=UNLIMITED,
             ) as running:
-                keys = keys or [running.key()]
+                keys = keys or [running.key(), durable_key(running)]
                 before = len(history.ended)
                 moment = before + chance.randrange(1, 120)
                 with history.load(running.port, keys):

@@ -10,8 +10,10 @@ import pytest
 
 from headrace.core.clock import ManualClock
 from headrace.core.endings import ENDINGS, Ending, Stage
+from headrace.core.ids import KeyId, TenantId
 from headrace.core.outcome import Outcome, Reason
 from headrace.core.request import InferenceRequest
+from headrace.core.tenant import Principal, TenantLimits
 from headrace.gateway.delivery import EVENTS, TRANSITIONS, Delivery, Event, State
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "delivery.md"
@@ -84,7 +86,8 @@ def test_a_caller_who_leaves_is_cancelled_whatever_came_before(state: State) -> 
 @pytest.mark.parametrize("has_content", [True, False])
 def test_a_slow_reader_has_an_ending_even_before_its_answer_began(has_content: bool) -> None:
     """On a shared connection it may be the answer before that it leaves untaken. Without an ending there would be no record."""
-    request = cast(InferenceRequest, SimpleNamespace(is_streaming=True))
+    principal = Principal(TenantId("acme"), KeyId("k3x9q2ab"), TenantLimits())
+    request = cast(InferenceRequest, SimpleNamespace(is_streaming=True, principal=principal))
     call, clock = Mock(), ManualClock()
     delivery = Delivery(
         call, request, Mock(), clock=clock, heartbeat_s=1.0, headers=lambda request, deployment: b""

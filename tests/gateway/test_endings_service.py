@@ -14,7 +14,7 @@ import pytest
 
 from headrace.core.endings import ENDINGS, Stage
 from headrace.core.outcome import Reason
-from tests.gateway import test_endings
+from tests.gateway import test_durable, test_endings
 from tests.gateway.endings import (
     STREAMED,
     WAYS,
@@ -370,6 +370,7 @@ def test_named_work_of_which_the_service_says_nothing_ends_as_the_table_says() -
 
 COVERED = {
     *test_endings.COVERED,
+    *test_durable.COVERED,
     *cases([*QUEUED, TIME_OVER]),
     *cases(
         [

@@ -20,6 +20,7 @@ from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.gateway.server import Gateway
+from headrace.gateway.usage import Confirmation
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit
 from headrace.policies.limits import TenantLimiter
@@ -188,6 +189,12 @@ class Records:
         self._history.require(len(executions) == usage.attempts, "the record counts its attempts")
         self.usage[usage.request_id] = usage
         self.executions[usage.request_id] = executions
+
+    def replace(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
+        raise AssertionError("nobody here is durable")
+
+    def confirm(self) -> Confirmation:
+        raise AssertionError("nobody here is durable")
 
 
 class Laws:

@@ -11,7 +11,7 @@ ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: close by a reset
 
 
 class RawReplica:
-    """Lists one model, and answers each chat with the words of its question.
+    """Lists one model, and answers each chat with the words of its question; a stream with all its events in one write.
 
     Attributes:
         resets: A connection is reset as soon as it is accepted.
@@ -81,7 +81,9 @@ class RawReplica:
             return _message(200, {"object": "list", "data": [{"id": "scripted", "object": "model"}]})
         if not path.startswith(b"/v1/chat"):
             return _message(404, {})
-        answer = _chat(json.loads(body)["messages"][0]["content"])
+        asked = json.loads(body)
+        text = asked["messages"][0]["content"]
+        answer = _stream(text) if asked.get("stream") else _chat(text)
         return answer + _chat("nobody asked") if self.answers_twice else answer
 
 
@@ -94,6 +96,24 @@ def _chat(text: str) -> bytes:
             "choices": [choice],
             "usage": {"prompt_tokens": 1, "completion_tokens": 1},
         },
+    )
+
+
+def _stream(text: str) -> bytes:
+    choices = [
+        {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": "stop"},
+    ]
+    chunks = [{"object": "chat.completion.chunk", "choices": [choice]} for choice in choices]
+    usage = {
+        "object": "chat.completion.chunk",
+        "choices": [],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1},
+    }
+    events = "".join(f"data: {json.dumps(each)}\n\n" for each in [*chunks, usage]) + "data: [DONE]\n\n"
+    return b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(events),
+        events.encode(),
     )
 
 

@@ -14,7 +14,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.fleet import Replica
 from headrace.core.request import InferenceRequest
 from headrace.core.usage import ExecutionRecord, UsageRecord
-from headrace.gateway.durable import Confirmation
+from headrace.gateway.usage import Confirmation
 from headrace.stores.journal import SUFFIX, Journal
 from headrace.stores.ledger import Ledger
 

@@ -25,6 +25,12 @@ def _since_s(text: str) -> int:
     return math.ceil(now_s if text == "now" else durations.unix_s(durations.moment(text), now_s=now_s))
 
 
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"{text!r}: `on`, `off`, or `default`")
+    return text == "on"
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option of `tenants create` and `tenants set`.
@@ -147,6 +153,14 @@ OPTIONS = (
         "WHEN",
         "refuse tokens of identity providers issued before: `now`, a date or time, a span back (default: refuse none)",
         read=_since_s,
+    ),
+    Option(
+        "--durable",
+        "is_durable",
+        "on/off",
+        "end each answer only when its usage record is on disk (default: off)",
+        read=_switch,
+        heading="durable",
     ),
     Option(
         "--cache-group",

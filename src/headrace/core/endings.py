@@ -216,6 +216,13 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
         Reason.RESTING, errors.Saturated, "every replica of the model has asked, by Retry-After, for a rest"
     ),
     _refused(Reason.LEDGER_BEHIND, errors.Saturated, "usage can't be recorded at the moment"),
+    _failed(
+        AttemptOutcome.COMPLETED,
+        errors.Saturated,
+        "the answer was whole, but its usage can't be recorded at the moment",
+        "of a durable tenant: the record of a whole answer could not be committed before its deadline, or the disk refuses",
+        reason=Reason.UNRECORDED,
+    ),
     _refused(
         Reason.WORK_UNKNOWN,
         errors.Saturated,

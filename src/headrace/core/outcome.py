@@ -94,6 +94,7 @@ class Reason(StrEnum):
     BODY_UNREAD = "body_unread"  # too many large bodies wait to be read, or their reader ended
     RESTING = "replicas_resting"  # every replica asked, by Retry-After, to be left alone
     LEDGER_BEHIND = "ledger_behind"  # usage can't be recorded at the moment
+    UNRECORDED = "unrecorded"  # its answer was whole, and its record couldn't be committed, as was agreed
     WORK_UNKNOWN = "work_unknown"  # nobody says whether work with this Idempotency-Key was done
     PRESSED = "pressed"  # the process is short of memory, descriptors or time
     DRAINING = "draining"  # it came after the service was asked to stop

@@ -117,6 +117,7 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         shadow, shadow_key, shadow_models: Limits of the tenant, of each of its keys and for single models that refuse nothing;
             what they would refuse is counted. None where the service's default applies, which only `shadow` has.
         tokens_valid_from_s: Tokens of identity providers that were issued before that Unix time are refused; 0 refuses none.
+        is_durable: The end of an answer goes out only when its record is on the disk.
         cache_group: Tenants that name the same group share prefix caches; "" for a tenant of its own.
         cache_boundary: Whose prompts may meet within the tenant.
     """
@@ -129,6 +130,7 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     shadow_key: TenantLimits | None = None
     shadow_models: dict[str, TenantLimits] = {}
     tokens_valid_from_s: Annotated[int, msgspec.Meta(ge=0)] = 0
+    is_durable: bool = False
     cache_group: _NameOrNone = ""
     cache_boundary: CacheBoundary = CacheBoundary.TENANT
 

@@ -88,6 +88,7 @@ class Delivery:
 
     Attributes:
         has_begun: A replica has the request, or had it; set by the attempt loop.
+        held: The end of a durable tenant's answer, its last events or all of it, until `release`.
     """
 
     __slots__ = (
@@ -96,12 +97,14 @@ class Delivery:
         "_deployment",
         "_headers",
         "_heartbeat_s",
+        "_is_durable",
         "_is_reader_slow",
         "_request",
         "_written_s",
         "ending",
         "first_content_s",
         "has_begun",
+        "held",
         "state",
         "status",
     )
@@ -127,6 +130,8 @@ class Delivery:
         self.status = 0
         self.ending: Ending | None = None
         self.has_begun = False
+        self.held: list[bytes] | bytes | None = None
+        self._is_durable = request.principal.terms.is_durable
         self._is_reader_slow = False
         self.first_content_s: float | None = None
         if request.is_streaming:
@@ -154,6 +159,28 @@ class Delivery:
 
     def end_stream(self, events: list[bytes]) -> None:
         """The last events of a complete answer."""
+        if self._is_durable:
+            self.held = events
+        else:
+            self._end_stream(events)
+
+    def whole(self, body: bytes) -> None:
+        """A whole answer."""
+        if self._is_durable:
+            self.held = body
+        else:
+            self._respond(body)
+
+    def release(self) -> None:
+        """The end that was held may go out."""
+        held, self.held = self.held, None
+        assert held is not None, "what goes out was held"
+        if isinstance(held, bytes):
+            self._respond(held)
+        else:
+            self._end_stream(held)
+
+    def _end_stream(self, events: list[bytes]) -> None:
         if self.state is not State.DELIVERING:
             self._open_stream()
             self.first_content_s = self._clock.now_s()
@@ -161,8 +188,7 @@ class Delivery:
         self.ending = COMPLETE
         self._call.finish(events)
 
-    def whole(self, body: bytes) -> None:
-        """A whole answer."""
+    def _respond(self, body: bytes) -> None:
         self.first_content_s = self._clock.now_s()
         self._step(Event.END)
         self.ending = COMPLETE

@@ -24,6 +24,7 @@ from headrace.core.outcome import Reason
 from headrace.core.request import Endpoint
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
+from headrace.gateway import durable
 from headrace.gateway.answer_headers import AnswerHeaders
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.call import Call, Screened
@@ -174,14 +175,8 @@ class Gateway:
                 call, self.intake.inline(parsed, tenant=caller.tenant, deadline_s=deadline_s)
             )
         deployment = self._offered(caller, parsed.model)
-        request = request_of(
-            call,
-            endpoint,
-            parsed,
-            deployment,
-            deadline_s=self._deadlines.of(call),
-            wall_s=self.clock.wall_s(),
-        )
+        deadline_s, wall_s = self._deadlines.of(call), self.clock.wall_s()
+        request = request_of(call, endpoint, parsed, deployment, deadline_s=deadline_s, wall_s=wall_s)
         recorded: RecordedCall | None = None
         if request.is_keyed:
             recorded = await self._prepare(call, self._idempotency.enter(call, request))
@@ -206,6 +201,8 @@ class Gateway:
                 if not slot.is_held:
                     await slot.wait()
                 await self.upstream.run(request, slot, delivery, call, account)
+            if delivery.held is not None:
+                await durable.end(account, delivery, slot, self.usage, clock=self.clock)
         except HeadraceError as refusal:
             delivery.fail(refusal)
         except asyncio.CancelledError:

@@ -7,12 +7,13 @@ from typing import Protocol
 import msgspec
 
 from headrace.core.clock import Clock
-from headrace.core.endings import Ending
+from headrace.core.endings import COMPLETE, Ending
 from headrace.core.fleet import Deployment, Replica
 from headrace.core.outcome import AttemptOutcome, Outcome
 from headrace.core.request import InferenceRequest
 from headrace.core.usage import ExecutionRecord, TokenUsage, Unit, UsageRecord, UsageSource
 from headrace.gateway.delivery import Delivery
+from headrace.gateway.walk import Signal
 from headrace.policies import charging
 from headrace.policies.prices import PriceBook
 from headrace.telemetry.families import Distribution, Value
@@ -23,6 +24,27 @@ _COUNTED = (Outcome.BROKEN, Outcome.CANCELLED)  # whose line says what was used
 SERIES_MAX = 4096  # label values are bounded by the families; this bounds what we keep of them
 
 
+class Confirmation:
+    """That a record is in the ledger, or that it can't be known.
+
+    Attributes:
+        over: Await it: then `is_good` holds.
+        is_good: What waits for the record may go on.
+    """
+
+    __slots__ = ("is_good", "over")
+
+    def __init__(self) -> None:
+        self.over = Signal()
+        self.is_good = False
+
+    def settle(self, *, is_good: bool) -> None:
+        """The last word; where nobody waits any more, nobody hears it."""
+        if not self.over.is_set:
+            self.is_good = is_good
+            self.over.set()
+
+
 class RecordSink(Protocol):
     """Where records go: the ledger. Must not block."""
 
@@ -31,6 +53,14 @@ class RecordSink(Protocol):
         ...
 
     def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None: ...
+
+    def replace(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
+        """The same in the place of what was appended for the request before, unless that is committed."""
+        ...
+
+    def confirm(self) -> Confirmation:
+        """Of all that was appended until now."""
+        ...
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, gc=False):
@@ -51,14 +81,19 @@ class AttemptEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 class Account:
-    """What a request has used so far. Owner: the walk; written by the attempt loop."""
+    """What a request has used so far. Owner: the walk; written by the attempt loop.
 
-    __slots__ = ("attempts", "deployment", "queue_wait_s", "request")
+    Attributes:
+        is_drafted: Its record was appended before its end, which waits for the commit.
+    """
+
+    __slots__ = ("attempts", "deployment", "is_drafted", "queue_wait_s", "request")
 
     def __init__(self, request: InferenceRequest, deployment: Deployment) -> None:
         self.request = request
         self.deployment = deployment
         self.queue_wait_s = 0.0
+        self.is_drafted = False
         self.attempts: list[AttemptEnd] = []
 
     def usage(self) -> TokenUsage:
@@ -89,6 +124,7 @@ class _Series:
     prompt: Value
     cached: Value
     completion: Value
+    endpoint: str
     outcome: str
     reason: str
     is_refused: bool
@@ -117,10 +153,8 @@ class UsageCloser:
         request, ending = account.request, delivery.ending
         assert ending is not None, "an account is closed after its delivery has ended"
         total_s = self._clock.now_s() - request.arrived_s
-        endpoint, model = str(request.endpoint), request.model
-        series = self._series.get((endpoint, model, ending)) or self._open_series(
-            endpoint, model, ending, unit=request.endpoint.unit
-        )
+        model = request.model
+        series = self._series_of(request, ending)
         series.requests.value += 1
         series.seconds.observe(total_s)
         if series.is_logged:
@@ -134,14 +168,44 @@ class UsageCloser:
         if delivery.first_content_s is not None:
             ttft_s = delivery.first_content_s - request.arrived_s
             series.ttft.observe(ttft_s)
-        executions: list[ExecutionRecord] = []
         for end in account.attempts:
-            tokens, replica = end.usage, end.replica
-            self._metrics.attempts.labels(model, replica.id, str(end.outcome)).value += 1
+            tokens = end.usage
+            self._metrics.attempts.labels(model, end.replica.id, str(end.outcome)).value += 1
             series.prompt.value += tokens.prompt_tokens
             series.cached.value += tokens.cached_tokens
             series.completion.value += tokens.completion_tokens
-            first_s = end.first_event_s
+        if not account.is_drafted:
+            self._ledger.append(*self._entry(account, series, ending, delivery.status, ttft_s, total_s))
+        elif ending is not COMPLETE:
+            self._ledger.replace(*self._entry(account, series, ending, delivery.status, ttft_s, total_s))
+
+    def draft(self, account: Account, delivery: Delivery) -> Confirmation:
+        """The records of a request whose answer is whole and whose end is held. `close` follows, however that ends."""
+        request, now_s = account.request, self._clock.now_s()
+        first_s = now_s if delivery.first_content_s is None else delivery.first_content_s
+        account.is_drafted = True
+        series = self._series_of(request, COMPLETE)
+        self._ledger.append(
+            *self._entry(
+                account, series, COMPLETE, 200, first_s - request.arrived_s, now_s - request.arrived_s
+            )
+        )
+        return self._ledger.confirm()
+
+    def _entry(
+        self,
+        account: Account,
+        series: _Series,
+        ending: Ending,
+        status: int,
+        ttft_s: float | None,
+        total_s: float,
+    ) -> tuple[UsageRecord, list[ExecutionRecord]]:
+        # By position, in the order of the records: names would cost as much as the records themselves.
+        request = account.request
+        executions: list[ExecutionRecord] = []
+        for end in account.attempts:
+            tokens, replica, first_s = end.usage, end.replica, end.first_event_s
             executions.append(
                 ExecutionRecord(
                     request.id, len(executions) + 1, replica.id, replica.generation,
@@ -150,23 +214,25 @@ class UsageCloser:
                     tokens.prompt_tokens, tokens.completion_tokens, tokens.cached_tokens, str(tokens.source),
                 )
             )  # fmt: skip
-        usage, principal = account.usage(), request.principal
+        usage, principal, model = account.usage(), request.principal, request.model
         version, charge_pico = "", 0
         price = self.prices.find(principal.tenant, model, wall_s=request.arrived_wall_s)
         if price is not None and price.rates is not None:
             version = price.version
             charge_pico = charging.charge(ending.charge, usage, price.rates, unit=series.unit)
-        self._ledger.append(
-            # By position, in the order of the record: names would cost as much as the record itself.
-            UsageRecord(
-                request.id, principal.tenant, principal.key_id, model, account.deployment.revision, endpoint,
-                request.is_streaming, request.arrived_wall_s, series.outcome, series.reason, delivery.status,
-                usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
-                account.queue_wait_s, ttft_s, total_s, len(executions),
-                version, charge_pico, usage.reasoning_tokens, usage.units, principal.user,
-            ),
-            executions,
-        )  # fmt: skip
+        return UsageRecord(
+            request.id, principal.tenant, principal.key_id, model, account.deployment.revision, series.endpoint,
+            request.is_streaming, request.arrived_wall_s, series.outcome, series.reason, status,
+            usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
+            account.queue_wait_s, ttft_s, total_s, len(executions),
+            version, charge_pico, usage.reasoning_tokens, usage.units, principal.user,
+        ), executions  # fmt: skip
+
+    def _series_of(self, request: InferenceRequest, ending: Ending) -> _Series:
+        endpoint = str(request.endpoint)
+        return self._series.get((endpoint, request.model, ending)) or self._open_series(
+            endpoint, request.model, ending, unit=request.endpoint.unit
+        )
 
     def _open_series(self, endpoint: str, model: str, ending: Ending, *, unit: Unit | None) -> _Series:
         metrics = self._metrics
@@ -179,6 +245,7 @@ class UsageCloser:
             prompt=metrics.tokens.labels(model, "prompt"),
             cached=metrics.tokens.labels(model, "cached"),
             completion=metrics.tokens.labels(model, "completion"),
+            endpoint=endpoint,
             outcome=outcome,
             reason=reason,
             is_refused=ending.outcome is Outcome.REFUSED,

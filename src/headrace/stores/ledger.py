@@ -258,15 +258,16 @@ class Ledger:
             if not self._pending:
                 self._pending = [self._queue.popleft() for _ in range(self._group_size())]
             started_s = self._clock.now_s()
-            entries, replacing = self._sort_out()
-            duplicates, rejected = ledger_rows.write_group(connection, entries, replacing)
+            duplicates, rejected = ledger_rows.write_group(connection, self._sort_out)
             self._commit_s = self._clock.now_s() - started_s
             self._duplicates += duplicates
             self._set_aside(rejected)
             self._settled += len(self._pending)
+            if self._withdrawn:
+                for usage, _ in self._pending:
+                    if self._withdrawn.get(usage.request_id) is usage:
+                        del self._withdrawn[usage.request_id]
             self._pending = []
-            for usage, _ in replacing:
-                del self._withdrawn[usage.request_id]
             self._on_commit(self._settled)
             if len(self._queue) < self._batch_max:
                 break
@@ -291,7 +292,7 @@ class Ledger:
         missing = [
             entry for entry in found.entries if not ledger_rows.has_record(connection, entry[0].request_id)
         ]
-        _, rejected = ledger_rows.write_group(connection, missing, [])
+        _, rejected = ledger_rows.write_group(connection, lambda: (missing, []))
         self._set_aside(rejected)
         with sqlite.transaction(connection):
             orphans = [

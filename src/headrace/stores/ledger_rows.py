@@ -2,7 +2,7 @@
 
 import itertools
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec.structs import astuple
@@ -30,17 +30,24 @@ _RECORD_ERRORS = (
 
 
 def write_group(
-    connection: sqlite3.Connection, entries: Sequence[Entry], replacing: Sequence[Entry]
+    connection: sqlite3.Connection, sort_out: Callable[[], tuple[Sequence[Entry], Sequence[Entry]]]
 ) -> tuple[int, list[str]]:
-    """Writes the entries in one transaction. Returns how many of their records were there already, and what is said of
-    those that their table refuses: these are set aside, and the others are written."""
+    """Writes entries in one transaction. Returns how many of their records were there already, and what is said of
+    those that their table refuses: these are set aside, and the others are written.
+
+    Args:
+        sort_out: The entries, and those that are in the place of earlier ones. Asked when the transaction has begun, which
+            may have to wait for others.
+    """
     try:
         with sqlite.transaction(connection):
+            entries, replacing = sort_out()
             duplicates = _write(connection, entries)
             _write(connection, replacing)  # where what they replace is there, it stays
             return duplicates, []
     except _RECORD_ERRORS:
         with sqlite.transaction(connection):
+            entries, replacing = sort_out()
             return _write_singly(connection, [*entries, *replacing])
 
 
