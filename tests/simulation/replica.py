@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from headrace.core.fleet import EngineTraits, Replica
 from headrace.core.ids import ReplicaId
+from headrace.core.isolation import CacheIsolation
 from tests.simulation import plans
 from tests.simulation.history import History, Violation
 from tests.simulation.network import Endpoint, Listener, Network
@@ -69,6 +70,7 @@ class Fleet:
         self.fault_share = fault_share
         self.pace_s = pace_s
         self.executions: list[Execution] = []
+        self.salts: dict[str, str] = {}  # by tenant
         self._active: list[Execution] = []
 
     def begin(self, execution: Execution) -> None:
@@ -153,6 +155,7 @@ class SimulatedReplica:
             transport=connection.transport,
         )
         self._check_slot(body, execution)
+        self._check_salt(body, question["tenant"])
         fleet.begin(execution)
         options = body.get("stream_options") or {}
         asked = Question(
@@ -183,6 +186,14 @@ class SimulatedReplica:
         if body["cache_prompt"] and self._slot_owner.get(slot) not in (None, tenant):
             raise Violation(f"slot {slot} of {self.name}: {tenant} may look into another tenant's cache")
         self._slot_owner[slot] = tenant
+
+    def _check_salt(self, body: dict[str, Any], tenant: str) -> None:
+        """Law: an engine that takes a salt gets one with each request, of a tenant always the same, and of no two the same."""
+        if self.traits.isolation is not CacheIsolation.SALT:
+            return
+        salt, salts = body["cache_salt"], self.fleet.salts
+        if salts.setdefault(tenant, salt) != salt or list(salts.values()).count(salt) > 1:
+            raise Violation(f"{tenant} may look into another tenant's cache, or not into its own")
 
 
 class _Connection(asyncio.Protocol):

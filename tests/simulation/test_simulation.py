@@ -29,7 +29,7 @@ from tests.simulation.__main__ import known_seeds
 
 ROOT = Path(__file__).parents[2]
 SEEDS = [str(number) for number in range(20)]
-SEEDS_TO_FIND = 60  # within so many, each planted bug must show
+SEEDS_TO_FIND = 120  # within so many, each planted bug must show
 
 
 @pytest.mark.slow

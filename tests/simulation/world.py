@@ -15,7 +15,8 @@ from headrace.config import AdmissionConfig, Config, HealthConfig, RequestConfig
 from headrace.core import keys
 from headrace.core.fleet import Deployment, FleetSnapshot, Task
 from headrace.core.ids import KeyId, TenantId
-from headrace.core.tenant import Principal, Priority, TenantLimits, TenantShare
+from headrace.core.isolation import CachePartitions
+from headrace.core.tenant import Principal, Priority, TenantLimits, TenantShare, TenantTerms
 from headrace.engines.openai_compatible import DIALECTS, OPENAI
 from headrace.gateway.auth import Authenticator
 from headrace.stores.keys import KeyEntry
@@ -30,6 +31,7 @@ from tests.simulation.plans import Fault
 from tests.simulation.replica import Fleet, SimulatedReplica
 
 PEPPER = b"p" * 32
+PARTITIONS = CachePartitions(PEPPER)
 VIRTUAL_S_MAX = 3600.0
 QUIET_S = 400.0  # longer than every limit of every run
 
@@ -193,7 +195,9 @@ class World:
                 reserved_slots=chance.choice((0, 0, 1)),
             )
             key = keys.make("test", id_random=chance.randbytes(16), secret_random=chance.randbytes(32))
-            found[tenant] = (key, Principal(TenantId(tenant), KeyId(key[8:16]), limits, share))
+            name, key_id = TenantId(tenant), KeyId(key[8:16])
+            partition = PARTITIONS.of(name, key_id, TenantTerms())
+            found[tenant] = (key, Principal(name, key_id, limits, share, cache_partition=partition))
         return found
 
     def _draw_manners(self) -> Manners:
