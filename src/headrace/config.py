@@ -200,6 +200,17 @@ class TenantDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_burst: int = 0
     shadow: TenantLimits = TenantLimits()
 
+    @property
+    def limits(self) -> TenantLimits:
+        """Those that hold."""
+        return TenantLimits(
+            self.requests_per_minute,
+            self.requests_burst,
+            self.concurrency_max,
+            self.tokens_per_minute,
+            self.tokens_burst,
+        )
+
 
 class AuthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Identity providers whose tokens are accepted beside API keys.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.app import admin
+from headrace.config import TenantDefaults
 from headrace.control.admin_gate import BODY_BYTES_MAX
 from headrace.control.admin_routes import AdminRoute
 from headrace.control.api import AdminServer
@@ -90,7 +91,7 @@ def port(tmp_path: Path) -> Iterator[Port]:
         status=lambda: {"ready": True},
         heartbeat=lambda: 0.0,
         log=Log(io.StringIO(), clock),
-        routes=admin.routes(store, clock=clock),
+        routes=admin.routes(store, TenantDefaults(), ask_use=lambda limits: {}, clock=clock),
         find=admin.finder(store),
     )
     number = server.start()

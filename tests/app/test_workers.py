@@ -148,6 +148,7 @@ def test_a_rate_is_one_limit_for_all_workers(callers: int, time_s: float) -> Non
     with service(slots=256, config=config, ttft_ms=0, tokens=20) as (running, _):
         by_requests = running.key("steady")
         by_tokens = running.key("wordy", requests_per_minute=0, tokens_per_minute=30_000, tokens_burst=2000)
+        running.cli("tenants", "set", "wordy", "--shadow", "concurrency_max=1")
         used = json.loads(running.chat(by_tokens, max_tokens=200)[2])["usage"]["total_tokens"]
         started_s = time.monotonic()
         stop = threading.Event()
@@ -176,6 +177,16 @@ def test_a_rate_is_one_limit_for_all_workers(callers: int, time_s: float) -> Non
             print(f"{admitted} admitted, {admitted / come:.3f} of the limit, {answers[key, 429]} refused")
             assert admitted <= at_once + come + per_minute / 20
             assert admitted >= 0.97 * come - at_once
+
+        def use_at_rest() -> dict[str, Any] | None:
+            use: dict[str, Any] = json.loads(running.admin("/admin/v1/tenants/wordy/use")[1])
+            judged_all = use["shadow"]["requests_last_hour"] == answers[by_tokens, 200] + 1
+            return use if judged_all and not use["levels"][0]["in_progress"] else None
+
+        # Whichever worker had them: what is left is the authority's, what is in progress the workers', and one judge has seen all.
+        use = wait_until(use_at_rest, what="rest")
+        assert use["levels"][0]["tokens"]["limit"] == 2000
+        assert 0 < use["shadow"]["refused_last_hour"]["concurrency_limited"] < answers[by_tokens, 200]
 
 
 def test_a_killed_worker_gives_back_all_that_it_held_and_is_replaced() -> None:

@@ -317,6 +317,48 @@ def test_a_shadow_limit_refuses_nothing_and_says_what_it_would_have_refused(limi
     assert limited.service.metric("headrace_shadow_requests_total") == judged + 5
 
 
+@pytest.mark.slow
+def test_tenants_show_tells_what_is_agreed_what_is_left_and_what_is_on_trial(limited: Edge) -> None:
+    service = limited.service
+    key = service.key(
+        "watched", requests_per_minute=60, requests_burst=10, concurrency=8, tokens_per_minute=6000
+    )
+    service.cli("tenants", "set", "watched", "--model-limits", "scripted:concurrency_max=4", "--weight", "3")
+    service.cli("tenants", "set", "watched", "--shadow", "requests_per_minute=1,requests_burst=1")
+    arguments = ("--requests-per-minute", "30", "--name", "ci")
+    narrow = service.cli("keys", "create", "--tenant", "watched", *arguments).stdout.strip()
+    limited.engine.set_faults("ttft:60000@1")
+    running = limited.engine.stats()["running"]
+    body = b'{"model":"scripted","max_tokens":500,"messages":[{"role":"user","content":"hi"}]}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\n"
+    with service.connect() as held:
+        held.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        limited.engine.wait_for_stats(lambda stats: stats["running"] == running + 1)
+        assert service.chat(narrow, max_tokens=20)[0] == 200
+        shown = json.loads(service.cli("tenants", "show", "watched", "--json").stdout)
+        text = service.cli("tenants", "show", "watched").stdout
+    limited.engine.wait_for_stats(lambda stats: stats["running"] == running)
+    limited.engine.set_faults("")
+    levels = {(each["level"], each["name"]): each for each in shown["use"]["levels"]}
+    tenant, model = levels["tenant", "watched"], levels["model", "scripted"]
+    assert (tenant["in_progress"], model["in_progress"]) == (1, 1)
+    assert tenant["requests"]["limit"] == 10
+    assert 8 <= tenant["requests"]["remaining"] <= 9
+    assert 5400 <= tenant["tokens"]["remaining"] <= 5500  # what is held for the one in progress is gone
+    assert model["requests"] is model["tokens"] is None
+    key_id = narrow.split("_")[2]
+    assert levels["key", key_id]["requests"]["limit"] == 60
+    assert {entry["id"]: entry["name"] for entry in shown["keys"]}[key_id] == "ci"
+    assert (shown["use"]["shadow"]["requests_last_hour"], shown["use"]["shadow"]["refused_last_hour"]) == (
+        2, {"rate_limited": 1},
+    )  # fmt: skip
+    assert "weight 3" in text
+    assert "1 of 8" in text
+    assert "1 of 4" in text
+    assert "would have refused 1 of 2 requests in the last hour (1 rate_limited)" in text
+    assert service.admin("/admin/v1/tenants/nobody/use")[0] == 404
+
+
 @pytest.mark.parametrize(
     "text", ["requests_per_minute=1", "small:requests=1", "small:tokens_per_minute=-1", "small", "a:b=1,b=2"]
 )

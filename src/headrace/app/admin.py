@@ -2,15 +2,23 @@
 
 from collections.abc import Callable
 
+from headrace.app import tenant_use
+from headrace.app.tenant_use import AskUse
+from headrace.config import TenantDefaults
 from headrace.control.admin_routes import AdminRoute, Caller
 from headrace.control.identity_api import IdentityApi
 from headrace.core.clock import Clock
 from headrace.stores.tenants import TenantStore
 
 
-def routes(store: TenantStore, *, clock: Clock) -> tuple[AdminRoute, ...]:
-    """All but those that every admin port has."""
-    return IdentityApi(store, clock=clock).routes()
+def routes(
+    store: TenantStore, defaults: TenantDefaults, *, ask_use: AskUse, clock: Clock
+) -> tuple[AdminRoute, ...]:
+    """All but those that every admin port has. `ask_use` waits for the service's loop."""
+    return (
+        *IdentityApi(store, clock=clock).routes(),
+        tenant_use.route(store, defaults, ask=ask_use, clock=clock),
+    )
 
 
 def finder(store: TenantStore) -> Callable[[bytes], Caller | None]:

@@ -16,7 +16,7 @@ from headrace.core.ids import KeyId, ReplicaId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.leases import Lending
 from headrace.core.signing import KeySet
-from headrace.core.tenant import Principal, TenantLimits
+from headrace.core.tenant import Principal
 from headrace.gateway import certificate
 from headrace.gateway.auth import Authenticator, TokenJudge
 from headrace.gateway.certificate import CertificateFiles, ServedCertificate
@@ -24,7 +24,10 @@ from headrace.gateway.ladder import Ladder
 from headrace.gateway.leased_dispatch import LeasedDispatch
 from headrace.gateway.listener import Listener, Room, open_sockets
 from headrace.policies.health import Circuit
+from headrace.policies.levels import Level
+from headrace.policies.limits import LevelUse
 from headrace.policies.pressure import Pressure
+from headrace.policies.shadow import ShadowView
 from headrace.stores import pepper, prices, tenants
 from headrace.stores.keys import KeyEntry
 from headrace.telemetry.logs import Log
@@ -156,7 +159,7 @@ class DataPlane:
     def _read_keys(self) -> tuple[dict[bytes, KeyEntry], dict[TenantId, Principal]]:
         """The key ring, and where tokens are accepted, every tenant: one without a key may have tokens."""
         workers = 1 if self._lender is None else self._lender.workers
-        defaults = _default_limits(self._config)
+        defaults = self._config.tenant_defaults.limits
         shadow = self._config.tenant_defaults.shadow
         ring = self._tenants.key_ring(
             defaults, shadow=shadow, workers=workers, salt_rotation=self._config.prefix_cache.salt_rotation
@@ -222,6 +225,13 @@ class DataPlane:
         """There are no workers."""
         return []
 
+    async def limit_uses(self, levels: Sequence[Level]) -> list[LevelUse]:
+        """How much of each is in use."""
+        return [self._gateway.dispatch.use(level) for level in levels]
+
+    def shadow_view(self, tenant: TenantId) -> ShadowView:
+        return self._gateway.dispatch.shadow_view(tenant)
+
     def report(self) -> PlaneReport:
         gateway, now_s = self._gateway, self._clock.now_s()
         dispatch = gateway.dispatch
@@ -248,6 +258,7 @@ class DataPlane:
             keys_revision=self._keys_revision,
             pressure=self._ladder.verdict.level,
             pressure_reason=self._ladder.verdict.reason,
+            busy_subjects=dispatch.busy_subjects() if isinstance(dispatch, LeasedDispatch) else {},
         )
 
     def fill_gauges(self) -> None:
@@ -337,14 +348,3 @@ def _certificate_files(server: ServerConfig) -> CertificateFiles | None:
         if not value:
             raise ConfigError(f"`{key}` is missing: TLS needs a certificate and its private key")
     return CertificateFiles(Path(server.tls_certificate), Path(server.tls_key))
-
-
-def _default_limits(config: Config) -> TenantLimits:
-    defaults = config.tenant_defaults
-    return TenantLimits(
-        defaults.requests_per_minute,
-        defaults.requests_burst,
-        defaults.concurrency_max,
-        defaults.tokens_per_minute,
-        defaults.tokens_burst,
-    )

@@ -35,6 +35,7 @@ class PlaneReport(msgspec.Struct, frozen=True):
         in_progress: Requests that have an account, `waiting` of them in a queue.
         queues: By model.
         keys_revision: Which state of tenants and keys it goes by; see stores.tenants.
+        busy_subjects: Requests in progress by the subject of a limit, where several data planes share them.
         pressure, pressure_reason: What it has given up, and what it is short of; see policies.pressure.
     """
 
@@ -48,3 +49,4 @@ class PlaneReport(msgspec.Struct, frozen=True):
     keys_revision: int
     pressure: Level
     pressure_reason: str
+    busy_subjects: dict[str, int] = {}

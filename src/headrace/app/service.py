@@ -18,6 +18,7 @@ from headrace.app.process import calm_the_collector
 from headrace.app.records import OwnRecords, journals, open_journal
 from headrace.app.report import PlaneReport
 from headrace.app.status import REQUEST_COUNTS, ended_requests, service_status
+from headrace.app.tenant_use import LimitsInForce
 from headrace.app.workers import Workers
 from headrace.config import Config
 from headrace.control.api import AdminServer, admin_token
@@ -25,8 +26,11 @@ from headrace.control.issuers import Issuers, LookRules
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, leaves
 from headrace.core.fleet import FleetSnapshot
-from headrace.core.ids import ReplicaId
+from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.signing import KeySet
+from headrace.policies.levels import Level
+from headrace.policies.limits import LevelUse
+from headrace.policies.shadow import ShadowView
 from headrace.stores import sqlite, tenants
 from headrace.stores.ledger import Adoption, Ledger
 from headrace.stores.registry import StoredModel
@@ -87,6 +91,14 @@ class Front(Protocol):
 
     def rows(self) -> list[dict[str, Any]]:
         """The workers as status shows them."""
+        ...
+
+    async def limit_uses(self, levels: Sequence[Level]) -> list[LevelUse]:
+        """How much of each is in use now."""
+        ...
+
+    def shadow_view(self, tenant: TenantId) -> ShadowView:
+        """What a tenant's shadow limits would have refused."""
         ...
 
 
@@ -252,7 +264,12 @@ class Service:
             status=lambda: self._on_loop(self._status()),
             heartbeat=lambda: self._clock.now_s() - self._front.ticked_s,
             log=self._log,
-            routes=admin.routes(self._identity, clock=self._clock),
+            routes=admin.routes(
+                self._identity,
+                self._config.tenant_defaults,
+                ask_use=lambda limits: self._on_loop(self._use(limits)),
+                clock=self._clock,
+            ),
             find=admin.finder(self._identity),
         )
 
@@ -338,6 +355,10 @@ class Service:
         self._metrics.ledger_backlog.labels().set(self._ledger.backlog)
         self._metrics.ledger_committed.labels().set(self._ledger.committed)
         self._metrics.ledger_failing.labels().set(self._ledger.failed is not None)
+
+    async def _use(self, limits: LimitsInForce) -> dict[str, Any]:
+        uses = await self._front.limit_uses(limits.levels)
+        return limits.shown(uses, self._front.shadow_view(limits.name))
 
     async def _status(self) -> dict[str, Any]:
         counted = await self._front.counted()

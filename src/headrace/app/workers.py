@@ -22,12 +22,16 @@ from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import FleetSnapshot
-from headrace.core.ids import ReplicaId
+from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.leases import AskRate, Return, ReturnRate, Shadowed, Want
 from headrace.core.signing import KeySet
+from headrace.core.tenant import RateUnit
 from headrace.gateway import shadow
 from headrace.gateway.listener import reserve_port
+from headrace.policies.levels import Level
+from headrace.policies.limits import LevelUse
 from headrace.policies.restart import RestartPolicy
+from headrace.policies.shadow import ShadowView
 from headrace.stores.ledger import Ledger
 from headrace.telemetry import merging
 from headrace.telemetry.logs import Log
@@ -232,6 +236,20 @@ class Workers:
             self._metrics.worker_up.labels(str(seat.number)).set(seat.is_up)
             self._metrics.worker_restarts.labels(str(seat.number)).set(seat.restarts)
         return [merging.state_of(self._gone), *(seat.counted for seat in self._seats)]
+
+    async def limit_uses(self, levels: Sequence[Level]) -> list[LevelUse]:
+        """How much of each is in use, by what the authority has lent and the workers have in progress."""
+        busy = [report.busy_subjects for report in await self.reports()]
+        return [
+            LevelUse(
+                sum(counts.get(level.subject, 0) for counts in busy),
+                *(self._authority.view(level, unit) for unit in RateUnit),
+            )
+            for level in levels
+        ]
+
+    def shadow_view(self, tenant: TenantId) -> ShadowView:
+        return self._shadow.view(tenant, now_s=self._clock.now_s())
 
     def rows(self) -> list[dict[str, Any]]:
         """One row of status for each worker, as of its last report."""

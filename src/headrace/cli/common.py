@@ -45,18 +45,24 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[object]], *, headings: Sequence[str]) -> None:
-    """Left-aligned columns, two spaces apart; numbers to the right. An empty table prints only its headings."""
+    """As `table`."""
+    print("\n".join(table(rows, headings=headings)))
+
+
+def table(rows: Sequence[Sequence[object]], *, headings: Sequence[str]) -> list[str]:
+    """Left-aligned columns, two spaces apart; numbers to the right. An empty table has only its headings."""
     cells = [[str(h).upper() for h in headings], *([_cell(value) for value in row] for row in rows)]
     numeric = [
         bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
         for i in range(len(headings))
     ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
-    for row in cells:
-        line = "  ".join(
+    return [
+        "  ".join(
             c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
-        )
-        print(line.rstrip())
+        ).rstrip()
+        for row in cells
+    ]
 
 
 def progress_is_live() -> bool:

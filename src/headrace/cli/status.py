@@ -59,34 +59,34 @@ def run(arguments: argparse.Namespace) -> None:
         )
 
 
-def fetch(data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The service's own file and what its admin port answers. Raises HeadraceError when it isn't running."""
-    path = data / "run" / "service.json"
+def fetch(data: Path, path: str = "/admin/v1/status") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The service's own file and what its admin port answers at that path. Raises HeadraceError when it isn't running."""
+    file = data / "run" / "service.json"
     try:
         # Asked first: after a kill the port may be somebody else's by now, who must not be sent the token.
         if not directory.is_in_use(data):
             raise FileNotFoundError
-        service = json.loads(path.read_text(encoding="utf-8"))
+        service = json.loads(file.read_text(encoding="utf-8"))
         host, port = service.get("admin_host", "127.0.0.1"), int(service["admin_port"])
     except FileNotFoundError:
         raise HeadraceError(
             f"no service is running on {data}; start one with: headrace up --data {data}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HeadraceError(f"{path}: can't be read ({type(error).__name__}); restart headrace up") from error
+        raise HeadraceError(f"{file}: can't be read ({type(error).__name__}); restart headrace up") from error
     # A wildcard is an address to listen on, not one to connect to.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return service, _ask(host, port, token=api.admin_token(path.parent), data=data)
+    return service, _ask(host, port, token=api.admin_token(file.parent), path=path, data=data)
 
 
-def _ask(host: str, port: int, *, token: str, data: Path) -> dict[str, Any]:
+def _ask(host: str, port: int, *, token: str, path: str, data: Path) -> dict[str, Any]:
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_LIMIT_S)
     try:
-        connection.request("GET", "/admin/v1/status", headers={"Authorization": f"Bearer {token}"})
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         body = answer.read()
         if answer.status != 200:
-            raise HeadraceError(f"the admin port {host}:{port} answered {answer.status}, not the status")
+            raise HeadraceError(f"the admin port {host}:{port} answered {answer.status} at {path}")
         status = json.loads(body)
     except ConnectionRefusedError:
         raise HeadraceError(
@@ -95,12 +95,12 @@ def _ask(host: str, port: int, *, token: str, data: Path) -> dict[str, Any]:
         ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise HeadraceError(
-            f"the admin port {host}:{port} gave no status within {ANSWER_LIMIT_S:.0f} s ({type(error).__name__})"
+            f"the admin port {host}:{port} gave no answer within {ANSWER_LIMIT_S:.0f} s ({type(error).__name__})"
         ) from error
     finally:
         connection.close()
     if not isinstance(status, dict):
-        raise HeadraceError(f"the admin port {host}:{port} answered something that is no status")
+        raise HeadraceError(f"the admin port {host}:{port} answered something that is no object")
     return status
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.cli import common, durations, identity, limit_text
+from headrace.cli import common, durations, identity, limit_text, tenant_show
 from headrace.core.clock import SystemClock
 from headrace.core.tenant import PRIORITIES, WEIGHT_MAX, CacheBoundary
 from headrace.stores import agreements, views
@@ -224,6 +224,7 @@ def add(commands: Any) -> None:
         example="headrace tenants delete acme",
     )
     delete.add_argument("name", metavar="NAME", help="whose name it is")
+    tenant_show.add(actions)
     common.command(
         actions,
         "list",

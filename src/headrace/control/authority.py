@@ -21,7 +21,10 @@ from headrace.core.leases import (
     WorkerId,
     slots_of,
 )
+from headrace.core.tenant import RateUnit
 from headrace.policies.leases import LentRate, Messages, Pool
+from headrace.policies.levels import Level
+from headrace.policies.limits import LimitView
 
 # An engine needs a moment to see that a worker is gone and to drop its work: llama.cpp 0.12 s.
 SETTLE_S = 0.25
@@ -95,6 +98,14 @@ class Authority:
             case ReturnRate(key, count):
                 if key in self._rates:
                     self._rates[key].returned(count, now_s=self._clock.now_s())
+
+    def view(self, level: Level, unit: RateUnit) -> LimitView | None:
+        """What nobody holds of a rate; None where the level doesn't limit it."""
+        per_minute, burst = level.limits.rate(unit)
+        if not per_minute:
+            return None
+        rate = self._rates.get(RateKey(unit, level.subject))
+        return LimitView(burst, burst, 0.0) if rate is None else rate.view(now_s=self._clock.now_s())
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Slots come and go with their replicas. The workers have the snapshot already.

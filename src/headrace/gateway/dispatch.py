@@ -13,13 +13,14 @@ from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.core.usage import TokenUsage
-from headrace.gateway.shadow import Shadow
+from headrace.gateway.shadow import OwnShadow, Shadow
 from headrace.policies.admission import QueueBounds, retry_after_s
 from headrace.policies.deployment import QueueView
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit, ReplicaHealth
-from headrace.policies.levels import Demand, Receipt, demand_of
-from headrace.policies.limits import LimitView
+from headrace.policies.levels import Demand, Level, Receipt, demand_of
+from headrace.policies.limits import LevelUse, LimitView, TenantLimiter
+from headrace.policies.shadow import ShadowView
 from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
 
 
@@ -130,6 +131,16 @@ class Dispatch:
     def in_progress(self, subject: str) -> int:
         """Requests that count for one limit's subject, such as a tenant."""
         return self._limiter.in_progress(subject)
+
+    def use(self, level: Level) -> LevelUse:
+        """Of a limit that nobody else keeps."""
+        assert isinstance(self._limiter, TenantLimiter), "what workers share is known to the service"
+        return self._limiter.use(level, now_s=self._clock.now_s())
+
+    def shadow_view(self, tenant: TenantId) -> ShadowView:
+        """What shadow limits would have refused, where nobody else judges."""
+        assert isinstance(self._shadow, OwnShadow), "what workers send is judged by the service"
+        return self._shadow.view(tenant, now_s=self._clock.now_s())
 
     def limit_view(self, principal: Principal) -> LimitView | None:
         return self._limiter.view(principal, now_s=self._clock.now_s())

@@ -58,6 +58,10 @@ class LeasedDispatch(Dispatch):
         self._leases.received(message)
         self._drop_if_gone(self._leases.stock(message.key))
 
+    def busy_subjects(self) -> dict[str, int]:
+        """Requests in progress here, of every limit's subject that has any."""
+        return self._leased_limiter.busy_subjects()
+
     def limits_changed(self, principals: list[Principal], *, revision: int) -> None:
         """Tenants and their limits as they are now."""
         self._leased_limiter.changed(principals, revision=revision)

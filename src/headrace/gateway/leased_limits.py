@@ -216,6 +216,10 @@ class LeasedLimiter:
         stock = self._stocks.get(subject)
         return stock.count if stock else 0
 
+    def busy_subjects(self) -> dict[str, int]:
+        """Requests in progress here, of every subject that has any."""
+        return {subject: stock.count for subject, stock in self._stocks.items() if stock.count}
+
     def changed(self, principals: Iterable[Principal], *, revision: int) -> None:
         """Limits may be others from now on; the authority must know before the next question."""
         self._leases.revision = revision

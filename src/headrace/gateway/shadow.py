@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from headrace.core.ids import TenantId
 from headrace.core.leases import ShadowBegin, Shadowed, ShadowEnd
 from headrace.core.tenant import Principal
 from headrace.core.usage import TokenUsage
 from headrace.policies.levels import Demand
-from headrace.policies.shadow import ShadowLimiter
+from headrace.policies.shadow import ShadowLimiter, ShadowView
 
 UNSENT_MAX = 256
 
@@ -34,6 +35,9 @@ class OwnShadow:
 
     def end(self, number: int, usage: TokenUsage, *, now_s: float) -> None:
         self._limiter.end((0, number), usage, now_s=now_s)
+
+    def view(self, tenant: TenantId, *, now_s: float) -> ShadowView:
+        return self._limiter.view(tenant, now_s=now_s)
 
 
 class SentShadow:

@@ -19,7 +19,7 @@ from headrace.core.leases import (
     Sated,
     WorkerId,
 )
-from headrace.policies.limits import Bucket
+from headrace.policies.limits import Bucket, LimitView
 
 # What a worker gets of a rate ahead of its requests is at most this part of a minute's, divided among the workers: 5 % for all.
 LEASE_PART = 20
@@ -313,7 +313,7 @@ class LentRate:
         self._bucket.refill(self._per_minute, self._burst, now_s)
         self._bucket.put_back(count, self._burst)
 
-    def left(self, *, now_s: float) -> float:
+    def view(self, *, now_s: float) -> LimitView:
         """What nobody holds."""
         self._bucket.refill(self._per_minute, self._burst, now_s)
-        return self._bucket.left
+        return self._bucket.view(self._per_minute, self._burst)

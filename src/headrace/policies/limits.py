@@ -39,6 +39,14 @@ class LimitView(msgspec.Struct, frozen=True, gc=False):
     reset_s: float
 
 
+class LevelUse(msgspec.Struct, frozen=True):
+    """How much of one level is in use; None for a rate that it doesn't limit."""
+
+    in_progress: int
+    requests: LimitView | None
+    tokens: LimitView | None
+
+
 class Bucket:
     """What may come now: `left` as of `filled_s`. Below zero, more was used than had been taken for it."""
 
@@ -215,6 +223,17 @@ class TenantLimiter:
         """Requests of a tenant, or of another level's subject."""
         state = self._states.get(subject)
         return state.in_progress if state else 0
+
+    def use(self, level: Level, *, now_s: float) -> LevelUse:
+        """For whoever watches."""
+        state = self._state(level, now_s)
+        views: list[LimitView | None] = []
+        for unit, bucket in ((RateUnit.REQUESTS, state), (RateUnit.TOKENS, state.tokens)):
+            per_minute, burst = level.limits.rate(unit)
+            if per_minute:
+                bucket.refill(per_minute, burst, now_s)
+            views.append(bucket.view(per_minute, burst) if per_minute else None)
+        return LevelUse(state.in_progress, *views)
 
     def _state(self, level: Level, now_s: float) -> _State:
         state = self._states.get(level.subject)
