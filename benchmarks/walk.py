@@ -29,7 +29,7 @@ from headrace.engines import http
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.connection import ClientConnection
 from headrace.gateway.usage import Confirmation
-from headrace.stores.keys import KeyEntry
+from headrace.stores.key_ring import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 

@@ -2,11 +2,14 @@
 
 import http.client
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from headrace.stores import sqlite as stores_sqlite
 from tests.edge.conftest import Edge, running_edge
 from tests.support.provider import wait_until
 from tests.support.websocket import ask, dial, handshake, refused
@@ -168,6 +171,41 @@ def test_a_websocket_is_judged_by_network_endpoint_and_model(scoped: Edge) -> No
 
 
 # Uses
+
+
+def test_whom_a_key_is_for_stands_in_the_records_of_its_requests(scoped: Edge) -> None:
+    labelled = key(scoped, "--user", "search-team")
+    post(scoped, labelled)
+    rows = wait_until(
+        lambda: [row for row in scoped.service.usage() if row["key_id"] == labelled[8:16]],
+        what="the record of the request",
+    )
+    assert [row["user"] for row in rows] == ["search-team"]
+
+
+def test_a_key_that_the_running_version_can_not_read_opens_nothing_and_is_told_of(scoped: Edge) -> None:
+    """T39: and it doesn't keep the service from hearing that another was revoked."""
+    unreadable, other = key(scoped), key(scoped)
+    with closing(sqlite3.connect(scoped.service.data / stores_sqlite.DATABASE_NAME)) as by_hand, by_hand:
+        by_hand.execute(
+            """UPDATE api_key SET terms = '{"moons": ["full"]}' WHERE id = ?""", (unreadable[8:16],)
+        )
+    try:
+        wait_until(lambda: post(scoped, unreadable)[0] == 401, what="the key to be left out")
+        assert post(scoped, other)[0] == 200
+        scoped.service.cli("keys", "revoke", other[8:16], check=False)
+        wait_until(lambda: post(scoped, other)[0] == 401, what="the other to be revoked")
+        wait_until(
+            lambda: [
+                line
+                for line in scoped.service.log_lines()
+                if line["event"] == "keys.failing" and unreadable[8:16] in line["error"]
+            ],
+            what="the line in the log",
+        )
+    finally:
+        with closing(sqlite3.connect(scoped.service.data / stores_sqlite.DATABASE_NAME)) as by_hand, by_hand:
+            by_hand.execute("UPDATE api_key SET terms = '{}' WHERE id = ?", (unreadable[8:16],))
 
 
 @pytest.mark.slow

@@ -117,6 +117,14 @@ def test_the_first_of_repeated_harmless_headers_counts() -> None:
     assert head[3][b"x-one"] == b"1"
 
 
+def test_lines_of_whom_a_call_was_forwarded_for_are_one_list() -> None:
+    """A proxy may add its line behind one that a caller made up."""
+    (head, _) = read(
+        GET.replace(b"X-One: 1", b"X-Forwarded-For: 8.8.8.8\r\nx-forwarded-for: 10.0.0.1, 10.0.0.2")
+    )
+    assert head[3][b"x-forwarded-for"] == b"8.8.8.8,10.0.0.1, 10.0.0.2"
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -19,7 +19,7 @@ from headrace.core.isolation import CachePartitions
 from headrace.core.tenant import Principal, Priority, TenantLimits, TenantShare, TenantTerms
 from headrace.engines.openai_compatible import DIALECTS, OPENAI
 from headrace.gateway.auth import Authenticator
-from headrace.stores.keys import KeyEntry
+from headrace.stores.key_ring import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 from tests.simulation.caller import HOST, PORT, Caller, Manners, Request

@@ -303,9 +303,49 @@ def test_a_term_that_its_type_refuses_is_named_and_changes_nothing(store: Tenant
 def test_a_term_that_this_version_does_not_know_is_never_passed_over(
     store: TenantStore, tmp_path: Path
 ) -> None:
-    """A newer version may have promised something: what can't be read can't be kept."""
-    store.create_tenant("acme")
+    """A newer version may have promised something: what can't be read can't be kept, so nothing of that tenant's works. But
+    it doesn't keep a gateway from hearing what becomes of other keys."""
+    for name in ("acme", "other"):
+        store.create_tenant(name)
+    _, promised = store.create_key("acme")
+    revoked, gone = store.create_key("other")
+    _, kept = store.create_key("other")
     with closing(sqlite3.connect(tmp_path / sqlite.DATABASE_NAME)) as by_hand, by_hand:
-        by_hand.execute("""UPDATE tenant SET terms = '{"promised": 1}'""")
-    with pytest.raises(ConfigError, match=r"tenant `acme` has terms .*promised.*upgrade headrace"):
-        store.key_ring(DEFAULTS)
+        by_hand.execute("""UPDATE tenant SET terms = '{"promised": 1}' WHERE name = 'acme'""")
+    store.revoke(revoked.id)
+    assert [rings(store, secret) for secret in (promised, gone, kept)] == [False, False, True]
+    (problem,) = store.unreadable
+    assert re.match(r"tenant `acme` has terms .*promised.*upgrade headrace", problem)
+    assert list(store.keyless(DEFAULTS)) == ["other"]
+    with pytest.raises(ConfigError, match="tenant `acme` has terms"):
+        store.tenants()
+    with pytest.raises(ConfigError, match="did you mean `acme`"):
+        store.tenant("acmee")
+
+
+def test_two_who_change_one_tenant_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    """Each process changes a field of its own twenty times: both last values stand, and every change is in the log."""
+    pepper.load(tmp_path / pepper.NAME)
+    program = (
+        "import sys; from pathlib import Path; from headrace.core.clock import SystemClock;"
+        " from headrace.stores import tenants;"
+        " store = tenants.open_tenants(Path(sys.argv[1]), clock=SystemClock());"
+        " sys.stdin.read(1);"
+        " [store.change_tenant('acme', {sys.argv[2]: n}) for n in range(2, 22)]"
+    )
+    database = sqlite.open_file(tmp_path / sqlite.DATABASE_NAME)
+    with closing(TenantStore(database, pepper.load(tmp_path / pepper.NAME), clock=ManualClock())) as store:
+        store.create_tenant("acme")
+        running = [
+            subprocess.Popen([sys.executable, "-c", program, str(tmp_path), field], stdin=subprocess.PIPE)
+            for field in ("weight", "concurrency_max")
+        ]
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write(b"x")
+            process.stdin.close()
+        assert [process.wait(timeout=100) for process in running] == [0, 0]
+        agreed = store.tenant("acme").agreement
+        assert (agreed.share.weight, agreed.limits.concurrency_max) == (21, 21)
+        assert len(store.audit_entries()) == 41
+        assert store.verify_audit().problem == ""

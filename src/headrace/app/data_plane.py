@@ -29,7 +29,7 @@ from headrace.policies.limits import LevelUse
 from headrace.policies.pressure import Pressure
 from headrace.policies.shadow import ShadowView
 from headrace.stores import pepper, prices, tenants
-from headrace.stores.keys import KeyEntry
+from headrace.stores.key_ring import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.merging import MetricsState
 from headrace.telemetry.metrics import Metrics
@@ -168,6 +168,8 @@ class DataPlane:
         return ring, self._tenants.keyless(defaults, shadow=shadow, workers=workers) if has_tokens else {}
 
     def _go_by(self, ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> None:
+        for problem in self._tenants.unreadable:
+            self._log.event("keys.failing", error=problem)
         self._auth.replace(ring, tenants)
         self._keys_revision = self._tenants.ring_revision
         if isinstance(self._gateway.dispatch, LeasedDispatch):

@@ -12,7 +12,7 @@ from headrace.core.errors import Unauthenticated
 from headrace.core.ids import TenantId
 from headrace.core.signing import KeySet
 from headrace.core.tenant import Principal
-from headrace.stores.keys import KeyEntry
+from headrace.stores.key_ring import KeyEntry
 
 _SCHEME = b"bearer "
 

@@ -20,7 +20,7 @@ from headrace.core.tenant import Principal, Scope
 from headrace.policies import issuers
 from headrace.policies.issuers import Bearer, Issuer, ScopeRule
 from headrace.protocols.jwt import Token, read_token, refusal
-from headrace.stores.keys import KeyEntry
+from headrace.stores.key_ring import KeyEntry
 from headrace.telemetry.metrics import Metrics
 
 TOKENS_MAX = 10_000

@@ -12,7 +12,6 @@ import msgspec
 from headrace.core import keys
 from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
-from headrace.core.tenant import Principal
 from headrace.stores import agreements, key_terms
 from headrace.stores.database import Database
 from headrace.stores.key_terms import KeyTerms
@@ -59,14 +58,6 @@ class KeyRecord:
             "expires_s": self.expires_s,
             **{name: value for name, value in self.terms.values().items() if value not in (None, "")},
         }
-
-
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
-    """What the gateway holds for one key: who it is, and until when (Unix seconds)."""
-
-    principal: Principal
-    expires_s: float | None
 
 
 def check_name(name: str) -> None:

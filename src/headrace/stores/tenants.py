@@ -3,7 +3,6 @@
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.core import keys as key_format
@@ -12,33 +11,28 @@ from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.roles import Role
-from headrace.core.tenant import PRIORITIES, Principal, TenantLimits, TenantShare, TenantTerms
-from headrace.stores import admins, agreements, audit, key_terms, keys, opening, pepper
+from headrace.core.tenant import Principal, TenantLimits
+from headrace.stores import admins, audit, key_ring, key_terms, keys, opening, pepper, tenant_rows
 from headrace.stores.admins import AdminRecord
-from headrace.stores.agreements import Agreement, LimitOverrides
+from headrace.stores.agreements import Agreement
 from headrace.stores.audit import Act, Action
 from headrace.stores.database import Database
-from headrace.stores.keys import KeyEntry, KeyRecord
+from headrace.stores.key_ring import InForce, KeyEntry
+from headrace.stores.keys import KeyRecord
+from headrace.stores.tenant_rows import TenantRecord
 
 _TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 # Public, fixed text; its digest tells whether a pepper is the one that the stored keys were made with.
 _PEPPER_CHECK = b"headrace pepper check"
-_AGREED = "requests_per_minute, requests_burst, concurrency_max, class, weight, reserved_slots, terms"
-
-
-@dataclass(frozen=True, slots=True)
-class TenantRecord:
-    """One tenant; created_s is Unix seconds."""
-
-    name: TenantId
-    created_s: float
-    agreement: Agreement
 
 
 class TenantStore:
     """Tenants, keys and admin tokens; safe to call from several threads, and beside other processes.
 
     Every change is in the audit log, in the same transaction, as an act of the store's actor.
+
+    Attributes:
+        unreadable: What was wrong with tenants and keys that the last `key_ring` left out.
     """
 
     def __init__(self, database: Database, pepper: bytes, *, clock: Clock, actor: str = "service") -> None:
@@ -52,6 +46,7 @@ class TenantStore:
         self._clock = clock
         self._actor = actor
         self._seen: int | None = None
+        self.unreadable: tuple[str, ...] = ()
         try:
             self._check_pepper()
         except BaseException:
@@ -78,14 +73,14 @@ class TenantStore:
                 f"tenant name {name!r}: 1 to 63 of a-z, 0-9 and `-`, beginning with a letter or a digit"
             )
         with self._database.transaction():
-            if _has_tenant(self._database, name):
+            if tenant_rows.exists(self._database, name):
                 raise ConfigError(
                     f"tenant `{name}` exists already; change it with `headrace tenants set {name}`"
                 )
             record = TenantRecord(TenantId(name), self._clock.wall_s(), agreement)
             self._database.execute(
-                f"INSERT INTO tenant (name, created_s, {_AGREED}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (name, record.created_s, *_row(agreement)),
+                f"INSERT INTO tenant (name, created_s, {tenant_rows.AGREED}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (name, record.created_s, *tenant_rows.row(agreement)),
             )
             self._record(
                 Action.TENANT_CREATE,
@@ -97,18 +92,18 @@ class TenantStore:
 
     def has_tenant(self, name: str) -> bool:
         with self._database.snapshot():
-            return _has_tenant(self._database, name)
+            return tenant_rows.exists(self._database, name)
 
     def change_tenant(self, name: str, given: Mapping[str, object]) -> TenantRecord:
         """Changes the fields in `given` and no other; None gives one back to its default."""
         with self._database.transaction():
-            old = _require_tenant(self._database, name)
+            old = tenant_rows.require(self._database, name)
             agreement = old.agreement.changed(given)
             changes = audit.differences(old.agreement.values(), agreement.values())
             if changes:
                 self._database.execute(
-                    f"UPDATE tenant SET ({_AGREED}) = (?, ?, ?, ?, ?, ?, ?) WHERE name = ?",
-                    (*_row(agreement), name),
+                    f"UPDATE tenant SET ({tenant_rows.AGREED}) = (?, ?, ?, ?, ?, ?, ?) WHERE name = ?",
+                    (*tenant_rows.row(agreement), name),
                 )
                 self._record(Action.TENANT_CHANGE, name, tenant=name, changes=changes)
         return TenantRecord(old.name, old.created_s, agreement)
@@ -116,7 +111,7 @@ class TenantStore:
     def delete_tenant(self, name: str) -> None:
         """Removes a tenant and its keys, none of which may still work. What it used stays in the ledger, under its name."""
         with self._database.transaction():
-            old = _require_tenant(self._database, name)
+            old = tenant_rows.require(self._database, name)
             keys.delete_all(self._database, name, now_s=self._clock.wall_s())
             self._database.execute("DELETE FROM tenant WHERE name = ?", (name,))
             self._record(
@@ -129,12 +124,12 @@ class TenantStore:
     def tenant(self, name: str) -> TenantRecord:
         """Raises ConfigError, naming the nearest, when there is no such tenant."""
         with self._database.snapshot():
-            return _require_tenant(self._database, name)
+            return tenant_rows.require(self._database, name)
 
     def tenants(self) -> list[TenantRecord]:
         """All tenants by name."""
         with self._database.snapshot():
-            return _tenants(self._database, "ORDER BY name")
+            return tenant_rows.select(self._database, "ORDER BY name")
 
     def create_key(
         self,
@@ -155,7 +150,7 @@ class TenantStore:
         keys.check_name(name)
         terms = key_terms.read(given or {})
         with self._database.transaction():
-            _require_tenant(self._database, tenant)
+            tenant_rows.require(self._database, tenant)
             now_s = self._clock.wall_s()
             expires_s = None if lifetime_s is None else now_s + lifetime_s
             record, secret = keys.insert(
@@ -181,7 +176,7 @@ class TenantStore:
         with self._database.snapshot():
             if tenant is None:
                 return keys.select(self._database)
-            _require_tenant(self._database, tenant)
+            tenant_rows.require(self._database, tenant)
             return keys.select(self._database, "WHERE tenant = ?", (tenant,))
 
     def key(self, key_id: str) -> KeyRecord:
@@ -282,34 +277,23 @@ class TenantStore:
     ) -> dict[bytes, KeyEntry]:
         """Every key that isn't revoked or expired, by its digest, for the gateway to look up callers in.
 
+        What this version can't read opens nothing: such a key, or the keys of such a tenant, are left out.
+
         Args:
             shadow: Limits on trial of tenants that have none of their own.
             workers: Each of so many sees to its part of a tenant's reserved slots, rounded up.
             salt_rotation: See core.isolation.CachePartitions.
         """
-        partitions = CachePartitions(self._pepper, rotation=salt_rotation)
         with self._database.snapshot():
             self._seen = _revision(self._database)
-            agreed = _agreed(self._database, defaults, shadow=shadow, workers=workers)
-            rows = self._database.rows(
-                "SELECT digest, tenant, id, expires_s, terms FROM api_key"
-                " WHERE revoked_s IS NULL AND (expires_s IS NULL OR expires_s > ?)",
-                (self._clock.wall_s(),),
+            ring = key_ring.read(
+                self._database,
+                InForce(defaults, shadow, workers),
+                CachePartitions(self._pepper, rotation=salt_rotation),
+                now_s=self._clock.wall_s(),
             )
-            ring = {}
-            for digest, tenant, key_id, expires_s, text in rows:
-                terms = key_terms.terms_of(text, key_id=key_id)
-                caller = Principal(
-                    tenant,
-                    key_id,
-                    *agreed[tenant],
-                    scope=terms.scope(),
-                    user=terms.user,
-                    key_limits=terms.limits(defaults),
-                    cache_partition=partitions.of(tenant, key_id, agreed[tenant][2], user=terms.user),
-                )
-                ring[digest] = KeyEntry(caller, expires_s)
-            return ring
+        self.unreadable = ring.problems
+        return ring.entries
 
     def note_uses(self, used_s: Mapping[KeyId, float]) -> None:
         """Writes down when keys were last used, in Unix seconds. No change of the tenancy, and no administrative act."""
@@ -322,8 +306,7 @@ class TenantStore:
     ) -> dict[TenantId, Principal]:
         """Every tenant as a caller without a key, for the gateway to match tokens with; the arguments are `key_ring`'s."""
         with self._database.snapshot():
-            agreed = _agreed(self._database, defaults, shadow=shadow, workers=workers)
-        return {name: Principal(name, KeyId(""), *terms) for name, terms in agreed.items()}
+            return key_ring.keyless(self._database, InForce(defaults, shadow, workers))
 
     def revision(self) -> int:
         """Grows with every change of a tenant or key; what `key_ring` read last is `ring_revision`."""
@@ -388,63 +371,7 @@ def open_tenants(
     return TenantStore(database, secret, clock=clock, actor=actor)
 
 
-def _agreed(
-    database: Database, defaults: TenantLimits, *, shadow: TenantLimits | None, workers: int
-) -> dict[TenantId, tuple[TenantLimits, TenantShare, TenantTerms]]:
-    """What holds for each tenant, as a Principal has it."""
-    return {
-        tenant.name: (
-            tenant.agreement.limits_over(defaults),
-            tenant.agreement.share.part(workers),
-            tenant.agreement.terms_over(shadow),
-        )
-        for tenant in _tenants(database, "")
-    }
-
-
-def _row(agreement: Agreement) -> tuple[int | str | None, ...]:
-    """The columns of _AGREED."""
-    limits, share = agreement.limits, agreement.share
-    return (
-        limits.requests_per_minute,
-        limits.requests_burst,
-        limits.concurrency_max,
-        share.priority_max.word,
-        share.weight,
-        share.reserved_slots,
-        agreements.terms_text(agreement.terms),
-    )
-
-
 def _revision(database: Database) -> int:
     found = database.row("SELECT revision FROM tenancy")
     assert found is not None, "the schema has made its one row"
     return int(found[0])
-
-
-def _has_tenant(database: Database, name: str) -> bool:
-    return database.row("SELECT 1 FROM tenant WHERE name = ?", (name,)) is not None
-
-
-def _tenants(database: Database, where: str, values: tuple[str, ...] = ()) -> list[TenantRecord]:
-    rows = database.rows(f"SELECT name, created_s, {_AGREED} FROM tenant {where}", values)
-    return [
-        TenantRecord(
-            name,
-            created_s,
-            Agreement(
-                LimitOverrides(per_minute, burst, concurrency),
-                TenantShare(PRIORITIES[word], weight, reserved),
-                agreements.terms_of(terms, tenant=name),
-            ),
-        )
-        for name, created_s, per_minute, burst, concurrency, word, weight, reserved, terms in rows
-    ]
-
-
-def _require_tenant(database: Database, name: str) -> TenantRecord:
-    found = _tenants(database, "WHERE name = ?", (name,))
-    if found:
-        return found[0]
-    known = [tenant.name for tenant in _tenants(database, "ORDER BY name")]
-    raise ConfigError(f"no tenant `{name}`; {agreements.nearest(name, known, see='headrace tenants list')}")

@@ -4,7 +4,7 @@ from headrace.core.moments import utc
 from headrace.stores.admins import AdminRecord
 from headrace.stores.audit import Entry, Verdict
 from headrace.stores.keys import KeyRecord
-from headrace.stores.tenants import TenantRecord
+from headrace.stores.tenant_rows import TenantRecord
 
 Json = dict[str, object]
 
