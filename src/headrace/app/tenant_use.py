@@ -16,7 +16,8 @@ from headrace.policies.levels import Level, levels_of
 from headrace.policies.limits import LevelUse
 from headrace.policies.shadow import ShadowView
 from headrace.stores.keys import KeyRecord
-from headrace.stores.tenants import TenantRecord, TenantStore
+from headrace.stores.tenant_rows import TenantRecord
+from headrace.stores.tenants import TenantStore
 
 
 class LimitsInForce:

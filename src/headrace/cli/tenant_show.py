@@ -13,7 +13,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.tenant import RateUnit
 from headrace.stores import views
 from headrace.stores.keys import KeyRecord
-from headrace.stores.tenants import TenantRecord
+from headrace.stores.tenant_rows import TenantRecord
 
 # In force, these stand in the table of limits.
 _IN_TABLE = frozenset({"tokens_per_minute", "tokens_burst", "model_limits"})
