@@ -18,6 +18,7 @@ import uvloop
 
 from benchmarks import machine, table
 from benchmarks.loadgen import Target
+from headrace.app.budgets import no_budgets
 from headrace.app.gateway_parts import build_gateway
 from headrace.config import Config
 from headrace.core import keys
@@ -133,7 +134,7 @@ async def _measure(*, stream: bool, rounds: int) -> list[float]:
     principal = Principal(TenantId("bench"), KeyId("bench"), TenantLimits(10**8, 10**8, 10**5))
     auth.replace({keys.digest(bytes(32), KEY.encode()): KeyEntry(principal, None)})
     gateway = build_gateway(
-        Config(), auth=auth, ladder=None, records=_NoDisk(), metrics=Metrics(), log=Log(io.StringIO(), clock), clock=clock,
+        Config(), auth=auth, ladder=None, records=_NoDisk(), budgets=no_budgets(clock), metrics=Metrics(), log=Log(io.StringIO(), clock), clock=clock,
         chance=random.Random(1),
     )  # fmt: skip
     replicas = tuple(Replica(ReplicaId(f"r{n}"), "127.0.0.1", 9 + n, 4096) for n in range(2))

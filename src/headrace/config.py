@@ -14,6 +14,7 @@ from headrace import config_text
 from headrace.core.errors import ConfigError
 from headrace.core.tenant import TenantLimits
 from headrace.policies.issuers import Issuer, check_issuers
+from headrace.policies.spending import Assumptions
 
 ENV_PREFIX = "HEADRACE_"
 _SECRET = re.compile(r"[!-~]+")
@@ -288,6 +289,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pressure: PressureConfig = PressureConfig()
     tenant_defaults: TenantDefaults = TenantDefaults()
     auth: AuthConfig = AuthConfig()
+    budgets: Assumptions = Assumptions()
     media: MediaConfig = MediaConfig()
     engine: EngineConfig = EngineConfig()
     prefix_cache: PrefixCacheConfig = PrefixCacheConfig()
@@ -373,6 +375,8 @@ _AT_LEAST: dict[str, float] = {
     "server.body_bytes_max": 1024,
     "server.drain_s": 0,
     "server.workers": 1,
+    "budgets.output_tokens_max_assumed": 1,
+    "budgets.template_tokens_max_assumed": 0,
     "request.deadline_s": 0.001,
     "request.deadline_max_s": 0.001,
     "request.first_event_limit_s": 0.01,

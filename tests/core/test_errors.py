@@ -31,8 +31,8 @@ def test_the_class_of_an_error_follows_from_its_status(kind: type[errors.Headrac
         assert kind.should_retry is (kind is errors.BodyTooSlow)
     elif issubclass(kind, errors.OverloadError):
         assert kind.status in (429, 503)
-        assert kind.should_retry is True
-        assert (kind.type == "rate_limit_error") == (kind.status == 429)
+        assert kind.should_retry is (kind is not errors.QuotaExhausted)
+        assert (kind.type in ("rate_limit_error", "insufficient_quota")) == (kind.status == 429)
     else:
         assert kind.status in (499, 500, 502, 504)
         assert kind.should_retry is not True

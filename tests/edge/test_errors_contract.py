@@ -21,9 +21,10 @@ attempts_max = 1
 [health]
 failures_to_eject = 1000
 """
-# What no caller provokes: `no_ready_replica` is in test_shutdown.py, `client_gone` is only in logs and records, and
+# What no caller provokes: `no_ready_replica` is in test_shutdown.py, `quota_unavailable` in
+# app/test_shared_budgets.py, `client_gone` is only in logs and records, and
 # the others are bugs or rights that no key lacks yet.
-ELSEWHERE = {"no_ready_replica", "client_gone", "internal_error", "forbidden"}
+ELSEWHERE = {"no_ready_replica", "client_gone", "internal_error", "forbidden", "quota_unavailable"}
 CHAT = "/v1/chat/completions"
 BODY: dict[str, object] = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -79,6 +80,11 @@ def concurrency_limited(edge: Edge) -> Answer:
         held.release()
 
 
+def quota_exhausted(edge: Edge) -> Answer:
+    edge.service.cli("tenants", "create", "spent", "--quota", "requests/day=0", check=False)
+    return with_key(edge, edge.service.key("spent"))
+
+
 def saturated(edge: Edge) -> Answer:
     held = Held(edge, edge.key)
     try:
@@ -107,6 +113,7 @@ PROVOKED: dict[str, Callable[[Edge], Answer]] = {
     "payload_too_large": lambda edge: edge.post(CHAT, b"a" * 4_200_000),
     "rate_limited": rate_limited,
     "concurrency_limited": concurrency_limited,
+    "quota_exhausted": quota_exhausted,
     "saturated": saturated,
     "deadline_exceeded": with_fault("ttft:60000", **{"x-headrace-deadline-ms": "50"}),
     "replica_failed": with_fault("error:500"),
@@ -149,6 +156,7 @@ def test_an_error_has_the_promised_shape(small: Edge, code: str) -> None:
 @pytest.mark.parametrize("code", ["saturated", "deadline_exceeded", "replica_failed", "invalid_request"])
 def test_an_error_before_the_first_event_of_a_stream_has_its_real_status(small: Edge, code: str) -> None:
     provoke = {
+        "quota_exhausted": quota_exhausted,
         "saturated": saturated,
         "deadline_exceeded": PROVOKED["deadline_exceeded"],
         "replica_failed": with_fault("error_first:500"),

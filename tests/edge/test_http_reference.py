@@ -33,6 +33,7 @@ def test_every_path_is_listed_and_answers_as_the_page_says(edge: Edge) -> None:
 def test_every_response_header_in_the_code_is_on_the_page_and_no_other() -> None:
     files = (
         "gateway/answer_headers.py",
+        "gateway/budgets.py",
         "gateway/connection.py",
         "gateway/http_call.py",
         "gateway/idempotency.py",

@@ -24,6 +24,7 @@ from headrace.policies.admission import QueueBounds
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import HealthRules
 from headrace.policies.shadow import ShadowLimiter
+from tests.gateway.budgets_rig import leased_reservations
 from tests.simulation.loop import LoopClock, SimulatedLoop
 
 MODEL, OTHER = MODELS = ("chat", "embeddings")  # both on every replica
@@ -77,6 +78,7 @@ class SimulatedWorker:
         self.walks: dict[Walk, None] = {}
         self.dispatch = LeasedDispatch(
             Dispatcher(bounds=BOUNDS, health=RULES, chance=world.chance, workers=world.count),
+            leased_reservations(self.up.send, clock=world.clock),
             send=self.up.send,
             workers=world.count,
             queue_length_max=BOUNDS.length_max,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from headrace.app.budgets import no_budgets
 from headrace.app.gateway_parts import build_gateway
 from headrace.config import AdmissionConfig, Config, HealthConfig, RequestConfig, ServerConfig
 from headrace.core import keys
@@ -234,11 +235,13 @@ class World:
             }
         )
         self._records = Records(self._history)
+        self._budgets = no_budgets(clock)
         with watched(config, self._history) as (dispatchers, limiters):
             self._gateway = build_gateway(
                 config,
                 auth=auth,
                 records=self._records,
+                budgets=self._budgets,
                 ladder=None,
                 metrics=metrics,
                 log=log,

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.app.budgets import limits_of
 from headrace.app.gateway_parts import Lender, Records, build_gateway
 from headrace.app.report import LoadReport, PlaneReport
 from headrace.config import AuthConfig, Config, ServerConfig
+from headrace.control.budgets import BudgetAuthority
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, HeadraceError, leaves
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import KeyId, ReplicaId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.leases import Lending
+from headrace.core.quotas import Limits
 from headrace.core.signing import KeySet
 from headrace.core.tenant import Principal
 from headrace.gateway import certificate
@@ -43,8 +46,9 @@ class DataPlane:
     """Serves the public port. From outside it gets snapshots; it gives records, reports and metrics.
 
     Args:
+        budgets: Their owner, for the only one; it decides everything by itself, exactly.
         key_missing: Gets the name of an identity provider when a token names a key of it that isn't known.
-        lender: None for the only one: it decides everything by itself, exactly.
+        lender: For one of several.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class DataPlane:
         data: Path,
         *,
         records: Records,
+        budgets: BudgetAuthority | None,
         metrics: Metrics,
         log: Log,
         clock: Clock,
@@ -83,6 +88,7 @@ class DataPlane:
             config,
             auth=self._auth,
             records=records,
+            budgets=budgets,
             ladder=self._ladder,
             metrics=metrics,
             log=log,
@@ -140,6 +146,9 @@ class DataPlane:
                     ring, callers = await asyncio.to_thread(self._read_keys)
                     # Read later than the ring, whose revision is what is told to be in force.
                     self._gateway.usage.prices = await asyncio.to_thread(self._prices.book)
+                    await self._gateway.reservations.open(
+                        _quotas(ring, callers), revision=self._tenants.ring_revision
+                    )
                     self._go_by(ring, callers)
                     is_due = False
                     self._log.event("keys.reloaded", keys=len(ring))
@@ -172,6 +181,7 @@ class DataPlane:
             self._log.event("keys.failing", error=problem)
         self._auth.replace(ring, tenants)
         self._keys_revision = self._tenants.ring_revision
+        self._gateway.reservations.go_by(_quotas(ring, tenants), revision=self._keys_revision)
         if isinstance(self._gateway.dispatch, LeasedDispatch):
             principals = [*tenants.values(), *(entry.principal for entry in ring.values())]
             self._gateway.dispatch.limits_changed(principals, revision=self._keys_revision)
@@ -331,6 +341,11 @@ def _tokens(
     from headrace.gateway.tokens import Tokens  # noqa: PLC0415
 
     return Tokens(auth.issuers, partitions=partitions, missing=missing, metrics=metrics, clock=clock)
+
+
+def _quotas(ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> Limits:
+    callers = [*tenants.values(), *(entry.principal for entry in ring.values())]
+    return limits_of((caller.tenant, caller.terms) for caller in callers)
 
 
 def check_certificate(server: ServerConfig) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.app.budgets import estimator
 from headrace.config import Config, IdempotencyConfig, MediaConfig, RequestConfig
+from headrace.control.budgets import BudgetAuthority
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.fleet import Replica
@@ -14,10 +16,12 @@ from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.bodies import BodyReader
+from headrace.gateway.budgets import Estimator, OwnReservations
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.idempotency import AnswerTable, Idempotency, KeptAnswer, OwnAnswers
 from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
+from headrace.gateway.leased_budgets import EscrowedRecords, LeasedReservations
 from headrace.gateway.leased_dispatch import LeasedDispatch
 from headrace.gateway.media import MediaFetcher, MediaRules
 from headrace.gateway.reading import Deadlines
@@ -45,9 +49,11 @@ class Records(RecordSink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lender:
-    """What a data plane shares that is one of several `workers` on one port; `ask` carries questions to the authority."""
+    """What a data plane shares that is one of several `workers` on one port; `ask` carries questions to the authority, and
+    `records` take along what they have spent of what it lent."""
 
     ask: Callable[[Asking | Shadowed], None]
+    records: EscrowedRecords
     answers: AnswerTable
     workers: int
     port: int
@@ -58,6 +64,7 @@ def build_gateway(
     *,
     auth: Authenticator,
     records: Records,
+    budgets: BudgetAuthority | None,
     ladder: Ladder | None,
     metrics: Metrics,
     log: Log,
@@ -68,10 +75,16 @@ def build_gateway(
     """The gateway with all that it owns, on whatever loop runs, clock ticks and ledger takes its records."""
     request = config.request
     outbox = Outbox()
+    most = estimator(config.budgets, lambda: usage.prices)
+    reservations = _reservations(records, most, budgets, lender, metrics=metrics, log=log, clock=clock)
+    usage = UsageCloser(reservations, metrics, log, clock=clock)
     return Gateway(
         auth=auth,
         outbox=outbox,
-        dispatch=_build_dispatch(config, lender, metrics=metrics, log=log, clock=clock, chance=chance),
+        dispatch=_build_dispatch(
+            config, reservations, lender, metrics=metrics, log=log, clock=clock, chance=chance
+        ),
+        reservations=reservations,
         upstream=Upstream(
             rules=_retry_rules(request),
             limits=AttemptLimits(
@@ -84,7 +97,7 @@ def build_gateway(
             clock=clock,
             chance=chance,
         ),
-        usage=UsageCloser(records, metrics, log, clock=clock),
+        usage=usage,
         intake=Intake(BodyReader(clock=clock), MediaFetcher(_media_rules(config.media), clock=clock)),
         idempotency=Idempotency(
             OwnAnswers(answer_table(config.idempotency)) if lender is None else lender.answers,
@@ -112,6 +125,22 @@ def build_gateway(
         clock=clock,
         chance=chance,
     )
+
+
+def _reservations(
+    records: Records,
+    most: Estimator,
+    budgets: BudgetAuthority | None,
+    lender: Lender | None,
+    *,
+    metrics: Metrics,
+    log: Log,
+    clock: Clock,
+) -> OwnReservations | LeasedReservations:
+    if lender is not None:
+        return LeasedReservations(lender.records, most, lender.ask, metrics=metrics, log=log, clock=clock)
+    assert budgets is not None, "who borrows nothing has the budgets itself"
+    return OwnReservations(records, most, budgets, metrics=metrics, log=log, clock=clock)
 
 
 def answer_table(idempotency: IdempotencyConfig) -> IdempotencyTable[KeptAnswer]:
@@ -160,7 +189,14 @@ def _health_rules(config: Config) -> HealthRules:
 
 
 def _build_dispatch(
-    config: Config, lender: Lender | None, *, metrics: Metrics, log: Log, clock: Clock, chance: Chance
+    config: Config,
+    reservations: OwnReservations | LeasedReservations,
+    lender: Lender | None,
+    *,
+    metrics: Metrics,
+    log: Log,
+    clock: Clock,
+    chance: Chance,
 ) -> Dispatch:
     admission = config.admission
     dispatcher = Dispatcher(
@@ -179,13 +215,16 @@ def _build_dispatch(
         return Dispatch(
             dispatcher,
             TenantLimiter(),
+            reservations,
             shadow=OwnShadow(shadow_limiter(metrics, log)),
             clock=clock,
             queue_wait_max_s=admission.queue_wait_max_s,
             on_circuit=circuit_changed,
         )
+    assert isinstance(reservations, LeasedReservations), "who borrows one thing borrows all"
     return LeasedDispatch(
         dispatcher,
+        reservations,
         send=lender.ask,
         workers=lender.workers,
         queue_length_max=admission.queue_length_max,

@@ -13,15 +13,22 @@ from headrace.config import Config
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.leases import (
+    AskEscrow,
     AskRate,
     Deny,
     Grant,
     GrantRate,
+    LentEscrow,
+    QuotasRead,
     Recall,
+    RecallEscrow,
     Return,
+    ReturnEscrow,
     ReturnRate,
     Sated,
+    Settled,
     Shadowed,
+    TellQuotas,
     Want,
 )
 from headrace.core.signing import KeySet
@@ -68,15 +75,17 @@ class Line(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class Records(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """Up: records of ended requests for the ledger."""
+    """Up: records of ended requests for the ledger, and what they have spent of the worker's escrow."""
 
     entries: list[tuple[UsageRecord, list[ExecutionRecord]]]
+    settled: list[Settled] = []
 
 
 class EncodedRecords(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """The same, as who sends it has it: every record was encoded when it came."""
 
     entries: list[msgspec.Raw]
+    settled: list[Settled] = []
 
 
 class Replacement(msgspec.Struct, frozen=True, array_like=True, tag=31):
@@ -204,6 +213,9 @@ Up = (
     | AskRate
     | ReturnRate
     | Shadowed
+    | TellQuotas
+    | AskEscrow
+    | ReturnEscrow
 )
 Down = (
     Start
@@ -221,6 +233,9 @@ Down = (
     | Sated
     | Deny
     | GrantRate
+    | QuotasRead
+    | LentEscrow
+    | RecallEscrow
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,6 +12,7 @@ from headrace.app.link import Link
 from headrace.config import Config
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import Replica
+from headrace.core.leases import Settled
 from headrace.core.request import InferenceRequest
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.gateway.usage import Confirmation
@@ -133,7 +134,8 @@ class OwnRecords:
 class LinkRecords:
     """The ledger as a worker sees it: records go to the service, a few milliseconds' worth at a time.
 
-    State: `_entries`, those not sent yet, as msgpack; `_appended` counts all; `ledger_is_behind`, as the service last said.
+    State: `_entries`, those not sent yet, as msgpack, and `_settled`, what they have spent of our escrow; `_appended` counts
+    all; `ledger_is_behind`, as the service last said.
     """
 
     FLUSH_S = 0.01
@@ -145,6 +147,7 @@ class LinkRecords:
         self._journal = journal
         self._confirmations = Confirmations(is_lenient=is_lenient)
         self._entries: list[msgspec.Raw] = []
+        self._settled: list[Settled] = []
         self._appended = 0
         self.begin: Callable[[InferenceRequest, Replica, int], None] = journal.begin
         self.ledger_is_behind = False
@@ -155,10 +158,16 @@ class LinkRecords:
             self.ledger_is_behind or self._journal.is_full or self._link.unsent_bytes > self.UNSENT_BYTES_MAX
         )
 
-    def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
+    def append(
+        self,
+        usage: UsageRecord,
+        executions: Sequence[ExecutionRecord],
+        settled: Sequence[Settled] = (),
+    ) -> None:
         if not self._entries:
             asyncio.get_running_loop().call_later(self.FLUSH_S, self.flush)
         self._entries.append(msgspec.Raw(self._journal.append(usage, executions)))
+        self._settled += settled
         self._appended += 1
 
     def replace(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
@@ -173,8 +182,9 @@ class LinkRecords:
 
     def flush(self) -> None:
         entries, self._entries = self._entries, []
+        settled, self._settled = self._settled, []
         if entries:
-            self._link.send(wire.EncodedRecords(entries))
+            self._link.send(wire.EncodedRecords(entries, settled))
 
     def committed(self, number: int) -> None:
         """The service says that the first so many of our records are in the ledger."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import headrace
 from headrace.app import admin
+from headrace.app.budgets import begin_budgets
 from headrace.app.control_plane import ControlPlane
 from headrace.app.data_plane import DataPlane
 from headrace.app.process import calm_the_collector
@@ -136,6 +137,8 @@ class Service:
         capture_strays(self._log)
         self._metrics = Metrics()
         self._ledger_failures = 0  # written by the ledger's thread alone
+        # Before `run` nothing is lent, and what was spent is read after the journals.
+        self._tell_adoption: Callable[[Adoption], object] = lambda adoption: None
         self._ledger = Ledger(
             data / sqlite.DATABASE_NAME,
             clock=self._clock,
@@ -147,17 +150,17 @@ class Service:
             on_adoption=self._ledger_adopted,
         )
         self._ledger.start(journals(data))
-        self._own_records: OwnRecords | None = None
-        self._tell_commit: Callable[[int], None]  # set with the front, before any record can come
-        auth = config.auth
-        self._issuers = Issuers(
-            auth.issuers,
-            LookRules(auth.keys_refresh_s, auth.keys_gap_s, auth.keys_keep_s),
-            publish=lambda key_set: self._front.take_keys(key_set),
+        self._budgets = begin_budgets(
+            data,
+            self._ledger,
+            workers=config.server.workers,
             metrics=self._metrics,
             log=self._log,
             clock=self._clock,
         )
+        self._own_records: OwnRecords | None = None
+        self._tell_commit: Callable[[int], None]  # set with the front, before any record can come
+        self._issuers = self._build_issuers()
         self._front = self._build_front(chance)
         self._control = ControlPlane(
             config,
@@ -191,6 +194,9 @@ class Service:
         )
         self._metrics.on_scrape(lambda: self._on_loop(self._fill_gauges()))
         self._loop = loop
+        self._tell_adoption = lambda adoption: loop.call_soon_threadsafe(
+            self._budgets.adopted, adoption.path, [usage for usage, _ in adoption.entries]
+        )
         try:
             self._admin_port = self._admin.start()
             async with asyncio.TaskGroup() as tasks:
@@ -198,6 +204,7 @@ class Service:
                     tasks.create_task(self._front.run(opened=self._opened), name="front"),
                     tasks.create_task(self._control.run(), name="control"),
                     tasks.create_task(self._issuers.run(), name="issuers"),
+                    tasks.create_task(self._budgets.run(), name="budgets"),
                 ]
                 await self._stop.wait()
                 cut = await self._drain()
@@ -223,6 +230,17 @@ class Service:
         if lost := self._ledger.backlog:
             raise HeadraceError(f"{lost} usage records were never written: {self._ledger.failed}")
 
+    def _build_issuers(self) -> Issuers:
+        auth = self._config.auth
+        return Issuers(
+            auth.issuers,
+            LookRules(auth.keys_refresh_s, auth.keys_gap_s, auth.keys_keep_s),
+            publish=lambda key_set: self._front.take_keys(key_set),
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+        )
+
     def _build_front(self, chance: random.Random) -> Front:
         if self._config.server.workers == 1:
             journal = open_journal(self._data, os.getpid(), self._config)
@@ -233,6 +251,7 @@ class Service:
                 self._config,
                 self._data,
                 records=records,
+                budgets=self._budgets,
                 metrics=self._metrics,
                 log=self._log,
                 clock=self._clock,
@@ -243,6 +262,7 @@ class Service:
             self._config,
             self._data,
             ledger=self._ledger,
+            budgets=self._budgets,
             metrics=self._metrics,
             log=self._log,
             tell=self._tell,
@@ -334,6 +354,7 @@ class Service:
     def _ledger_adopted(self, adoption: Adoption) -> None:
         self._metrics.ledger_adopted.labels().add(len(adoption.entries))
         self._metrics.ledger_orphans.labels().add(len(adoption.orphans))
+        self._tell_adoption(adoption)
         if adoption.entries or adoption.orphans or adoption.torn:
             self._log.event(
                 "ledger.adopted",
@@ -352,6 +373,7 @@ class Service:
     async def _fill_gauges(self) -> None:
         if isinstance(self._front, DataPlane):
             self._front.fill_gauges()
+        self._budgets.fill_gauges()
         self._metrics.ledger_backlog.labels().set(self._ledger.backlog)
         self._metrics.ledger_committed.labels().set(self._ledger.committed)
         self._metrics.ledger_failing.labels().set(self._ledger.failed is not None)
@@ -368,6 +390,7 @@ class Service:
             self._control.replicas(),
             uptime_s=self._clock.now_s() - self._started_s,
             workers=self._front.rows(),
+            budgets=self._budgets.rows(),
             requests=ended_requests([state_of(self._metrics, names=REQUEST_COUNTS), *counted]),
             ledger={
                 "backlog": self._ledger.backlog,

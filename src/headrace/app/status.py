@@ -24,6 +24,7 @@ def service_status(
     ledger: Mapping[str, int],
     requests: Mapping[str, Mapping[str, int]],
     workers: Sequence[Mapping[str, Any]] = (),
+    budgets: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Sums over the data planes; the keys' revision is the oldest that any of them goes by.
 
@@ -81,6 +82,7 @@ def service_status(
         },
         "ledger": dict(ledger),
         "workers": [dict(row) for row in workers],
+        "budgets": [dict(row) for row in budgets],
     }
 
 

@@ -27,7 +27,16 @@ from headrace.app.process import calm_the_collector, die_with_parent
 from headrace.app.records import LinkRecords, open_journal
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, leaves
-from headrace.core.leases import Deny, Grant, GrantRate, Recall, Sated
+from headrace.core.leases import (
+    Deny,
+    Grant,
+    GrantRate,
+    LentEscrow,
+    QuotasRead,
+    Recall,
+    RecallEscrow,
+    Sated,
+)
 from headrace.telemetry.logs import Log
 from headrace.telemetry.merging import state_of
 from headrace.telemetry.metrics import Metrics
@@ -93,12 +102,15 @@ class Worker:
             start.config,
             data,
             records=self._records,
+            budgets=None,
             metrics=self._metrics,
             log=log,
             clock=self._clock,
             chance=random.Random(os.urandom(32)),
             key_missing=lambda issuer: self._link.send(wire.KeyMissing(issuer)),
-            lender=Lender(self._link.send, self._answers, workers=start.workers, port=start.port),
+            lender=Lender(
+                self._link.send, self._records, self._answers, workers=start.workers, port=start.port
+            ),
         )
         for message in self._early:
             self._received(message)
@@ -161,6 +173,8 @@ class Worker:
             case wire.Found(replica):
                 plane.found(replica)
             case Grant() | Recall() | Sated() | Deny() | GrantRate():
+                plane.lent(message)
+            case QuotasRead() | LentEscrow() | RecallEscrow():
                 plane.lent(message)
             case _:
                 assert_never(message)

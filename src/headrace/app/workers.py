@@ -5,7 +5,6 @@ import contextlib
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
@@ -13,17 +12,28 @@ from typing import Any, assert_never
 from headrace.app import link as wire
 from headrace.app.answers import AnswerDesk
 from headrace.app.gateway_parts import answer_table, shadow_limiter
-from headrace.app.link import Link, Up
+from headrace.app.link import Up
 from headrace.app.records import journal_of
 from headrace.app.report import PlaneReport
+from headrace.app.seats import Seat
 from headrace.config import Config
 from headrace.control.authority import Authority
+from headrace.control.budgets import BudgetAuthority
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId, TenantId
-from headrace.core.leases import AskRate, Return, ReturnRate, Shadowed, Want
+from headrace.core.leases import (
+    AskEscrow,
+    AskRate,
+    Return,
+    ReturnEscrow,
+    ReturnRate,
+    Shadowed,
+    TellQuotas,
+    Want,
+)
 from headrace.core.signing import KeySet
 from headrace.core.tenant import RateUnit
 from headrace.gateway import shadow
@@ -48,52 +58,6 @@ START_LIMIT_S = 60.0
 STOP_GRACE_S = 10.0
 
 
-class _Seat:
-    """The place of one worker, and the process that has it now.
-
-    State: `link` and `process` while there is a process; `is_linked` once it was told what to serve, `is_up` while it accepts connections; `report` and `counted`, its
-    last ones; `answers`, questions that wait for one. `recorded` counts the records that came from the process, and `owed` has
-    for each group of them its number in the ledger and the process's own, until that is told to be committed.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.restarts = 0
-        self.cut = 0
-        self.is_done = False
-        self.pid: int | None = None
-        self.process: asyncio.subprocess.Process | None = None
-        self.link: Link | None = None
-        self.is_linked = False
-        self.is_up = False
-        self.keys = 0
-        self.started_s = 0.0
-        self.ready_s: float | None = None
-        self.heard_s = 0.0
-        self.refusal = ""
-        self.verdict = ""
-        self.report: PlaneReport | None = None
-        self.counted: MetricsState = {}
-        self.answers: dict[int, asyncio.Future[None]] = {}
-        self.recorded = 0
-        self.owed: deque[tuple[int, int]] = deque()
-
-    def begin(self, now_s: float) -> None:
-        """A new process."""
-        self.is_done = self.is_linked = self.is_up = False
-        self.ready_s = self.report = None
-        self.started_s = self.heard_s = now_s
-        self.refusal = self.verdict = ""
-        self.recorded = 0
-        self.owed.clear()
-
-    def kill(self, why: str) -> None:
-        self.verdict = why
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-
-
 class Workers:
     """Owner of the worker processes. One of them may end at any moment: what it held goes back to the authority, what it
     counted stays counted, and another one takes its place.
@@ -108,6 +72,7 @@ class Workers:
         data: Path,
         *,
         ledger: Ledger,
+        budgets: BudgetAuthority,
         metrics: Metrics,
         log: Log,
         tell: Callable[[str], None],
@@ -119,6 +84,7 @@ class Workers:
         self._config = config
         self._data = data
         self._ledger = ledger
+        self._budgets = budgets
         self._metrics = metrics
         self._log = log
         self._tell = tell
@@ -130,7 +96,7 @@ class Workers:
         self._authority = Authority(workers=count, clock=clock)
         self._shadow = shadow_limiter(metrics, log)
         self._answers = AnswerDesk(answer_table(config.idempotency), clock=clock)
-        self._seats = [_Seat(number) for number in range(count)]
+        self._seats = [Seat(number) for number in range(count)]
         self._sockets: list[socket.socket] = []
         self._snapshot = FleetSnapshot()
         self._key_sets: dict[str, KeySet] = {}
@@ -269,7 +235,7 @@ class Workers:
 
     # The life of a worker.
 
-    async def _keep(self, seat: _Seat) -> None:
+    async def _keep(self, seat: Seat) -> None:
         quick_failures = 0
         while True:
             reason, status = await self._live(seat)
@@ -301,7 +267,7 @@ class Workers:
                     return
             seat.restarts += 1
 
-    async def _live(self, seat: _Seat) -> tuple[str, int | None]:
+    async def _live(self, seat: Seat) -> tuple[str, int | None]:
         """One process from start to end; returns why it ended, and its exit status."""
         seat.begin(self._clock.now_s())
         ours, theirs = socket.socketpair()
@@ -324,14 +290,14 @@ class Workers:
         self._log.event("worker.started", worker=seat.number, pid=seat.pid, restarts=seat.restarts)
         try:
             status = await self._end_of(seat.process, gone, seat)
-            self._ledger.adopt(journal_of(self._data, seat.pid))
+            self._ledger.adopt(self._journal_of(seat.pid))
         finally:
             seat.kill(seat.verdict)
             self._ended(seat)
             seat.link.close()
         return seat.verdict or seat.refusal or seat.link.fault or _how(status), status
 
-    async def _end_of(self, process: asyncio.subprocess.Process, gone: asyncio.Event, seat: _Seat) -> int:
+    async def _end_of(self, process: asyncio.subprocess.Process, gone: asyncio.Event, seat: Seat) -> int:
         """Waits until the link and the process have ended, whichever is first. Returns the exit status."""
         async with asyncio.TaskGroup() as tasks:
             exited = tasks.create_task(process.wait())
@@ -347,11 +313,15 @@ class Workers:
                 cut.cancel()
         return exited.result()
 
-    def _ended(self, seat: _Seat) -> None:
+    def _journal_of(self, pid: int) -> Path:
+        return journal_of(self._data, pid)
+
+    def _ended(self, seat: Seat) -> None:
         """What the worker held is free again, and what it counted stays counted."""
         seat.is_linked = seat.is_up = False
         self._authority.lost(seat.number)
         self._shadow.lost(seat.number, now_s=self._clock.now_s())
+        self._budgets.lost(seat.number, journal=None if seat.pid is None else self._journal_of(seat.pid))
         self._answers.lost(seat.number)
         merging.add(self._gone, seat.counted)
         seat.counted = {}
@@ -359,19 +329,23 @@ class Workers:
             if not answer.done():
                 answer.set_result(None)
 
-    def _received(self, seat: _Seat, message: Up) -> None:
+    def _received(self, seat: Seat, message: Up) -> None:
         seat.heard_s = self._clock.now_s()
         match message:
             case Want() | Return() | AskRate() | ReturnRate():
                 self._authority.received(seat.number, message)
             case Shadowed():
                 shadow.judge(self._shadow, seat.number, message)
+            case TellQuotas() | AskEscrow() | ReturnEscrow():
+                self._budgets.received(seat.number, message)
             case wire.Begin() | wire.Keep() | wire.Drop():
                 begun = self._answers.received(seat.number, message)
                 if begun is not None and seat.link is not None:
                     seat.link.send(begun)
-            case wire.Records(entries):
+            case wire.Records(entries, settled):
+                self._budgets.settled(seat.number, settled)
                 for usage, executions in entries:
+                    self._budgets.spend(usage)
                     self._ledger.append(usage, executions)
                 self._owe(seat, len(entries))
             case wire.Replacement((usage, executions)):
@@ -397,7 +371,7 @@ class Workers:
             case _:
                 assert_never(message)
 
-    def _welcome(self, seat: _Seat, version: str) -> None:
+    def _welcome(self, seat: Seat, version: str) -> None:
         if version != wire.VERSION:
             seat.kill(f"it is version {version}, this service {wire.VERSION}: restart the service")
             return
@@ -410,8 +384,9 @@ class Workers:
             seat.link.send(wire.Keys(key_set))
         seat.is_linked = True
         self._authority.joined(seat.number, seat.link.send)
+        self._budgets.joined(seat.number, seat.link.send)
 
-    def _opened(self, seat: _Seat, keys: int) -> None:
+    def _opened(self, seat: Seat, keys: int) -> None:
         assert seat.link is not None
         seat.is_up, seat.keys = True, keys
         seat.ready_s = self._clock.now_s()
@@ -458,7 +433,7 @@ class Workers:
         """Whether it is behind, and whether it fails."""
         return self._ledger.is_behind, self._ledger.failed is not None
 
-    def _owe(self, seat: _Seat, count: int) -> None:
+    def _owe(self, seat: Seat, count: int) -> None:
         """So many records came from the worker, and it waits to hear of their commit."""
         seat.recorded += count
         seat.owed.append((self._ledger.appended, seat.recorded))

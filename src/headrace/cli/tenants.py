@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 from headrace.cli import common, durations, identity, limit_text, tenant_show
@@ -42,6 +42,7 @@ class Option:
         help: What it sets, and its default where that isn't the service's.
         read: The field's value out of the option's text, as JSON would hold it; raises argparse.ArgumentTypeError. Every
             option also takes `default`.
+        is_list: It may be given several times, and sets all of its field.
         heading: Its column in `tenants list`; "" for a field that only `--json` shows.
     """
 
@@ -51,6 +52,7 @@ class Option:
     help: str
     read: Callable[[str], object] = _number
     heading: str = ""
+    is_list: bool = False
 
 
 OPTIONS = (
@@ -177,6 +179,22 @@ OPTIONS = (
         f"whose prompts may share a prefix cache within it: {', '.join(CacheBoundary)} (default: tenant)",
         read=str,
     ),
+    Option(
+        "--quota",
+        "quotas",
+        "UNIT/PERIOD=N",
+        "requests or tokens in a day, a month (UTC) or in total, as tokens/day=2000000; may be given several times",
+        read=str,
+        is_list=True,
+    ),
+    Option(
+        "--budget",
+        "budgets",
+        "AMOUNT/PERIOD",
+        "money in a day, a month or in total, as 50.00/month; may be given several times",
+        read=str,
+        is_list=True,
+    ),
 )
 
 
@@ -212,6 +230,7 @@ def add(commands: Any) -> None:
                 option.flag,
                 dest=f"agreed.{option.field}",
                 type=_or_default(option.read),
+                action="append" if option.is_list else "store",
                 default=argparse.SUPPRESS,
                 metavar=option.metavar,
                 help=f"{option.help}; or `default`",
@@ -245,13 +264,14 @@ def _or_default(read: Callable[[str], object]) -> Callable[[str], object]:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, object]:
-    """The fields that are on the command line."""
-    given = vars(arguments)
-    return {
-        option.field: given[f"agreed.{option.field}"]
-        for option in OPTIONS
-        if f"agreed.{option.field}" in given
-    }
+    """The fields that are on the command line; None for those that go back to their default."""
+    given: dict[str, object] = {}
+    for option in OPTIONS:
+        value = getattr(arguments, f"agreed.{option.field}", MISSING)
+        if value is not MISSING:
+            is_default = option.is_list and isinstance(value, list) and None in value
+            given[option.field] = None if is_default else value
+    return given
 
 
 def _create(arguments: argparse.Namespace) -> None:

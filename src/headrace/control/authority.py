@@ -9,8 +9,8 @@ from collections.abc import Callable
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.leases import (
-    Asking,
     AskRate,
+    LeaseAsking,
     Lending,
     PoolKey,
     PoolKind,
@@ -73,7 +73,7 @@ class Authority:
                 asyncio.get_running_loop().call_later(SETTLE_S, self._settled, pool, settling)
             self._forget(pool)
 
-    def received(self, worker: WorkerId, message: Asking) -> None:
+    def received(self, worker: WorkerId, message: LeaseAsking) -> None:
         match message:
             case Want(key) | Return(key) if key.kind is PoolKind.SLOTS and key not in self._pools:
                 pass  # sent before the worker heard that they are gone

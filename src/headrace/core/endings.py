@@ -195,6 +195,11 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
         errors.InvalidRequest,
         "it asks for more tokens than a limit ever lets come at once",
     ),
+    _refused(
+        Reason.QUOTA_EXHAUSTED,
+        errors.QuotaExhausted,
+        "what it may use at most doesn't fit into what is left of a quota of its tenant or key",
+    ),
     # Our own.
     _refused(Reason.QUEUE_FULL, errors.Saturated, "the queue is full"),
     _refused(
@@ -214,6 +219,11 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
     ),
     _refused(
         Reason.RESTING, errors.Saturated, "every replica of the model has asked, by Retry-After, for a rest"
+    ),
+    _refused(
+        Reason.QUOTA_UNAVAILABLE,
+        errors.QuotaUnavailable,
+        "what is left of a quota can't be found out at the moment",
     ),
     _refused(Reason.LEDGER_BEHIND, errors.Saturated, "usage can't be recorded at the moment"),
     _failed(

@@ -12,6 +12,8 @@ HeadraceError
   OverloadError         the caller should come back, always with retry_after_s
     RateLimited             429 rate_limited            the tenant's own limit
     ConcurrencyLimited      429 concurrency_limited     the tenant's own limit
+    QuotaExhausted          429 quota_exhausted         the tenant's own limit
+    QuotaUnavailable        503 quota_unavailable       ours
     Saturated               503 saturated               ours
     NoReadyReplica          503 no_ready_replica        ours
   DeadlineExceeded      504 deadline_exceeded       too late to be useful
@@ -173,6 +175,25 @@ class ConcurrencyLimited(OverloadError):
 
     status = 429
     code = "concurrency_limited"
+
+
+class QuotaExhausted(OverloadError):
+    """429: what the request may use at most doesn't fit into what is left of a quota of its tenant or key."""
+
+    status = 429
+    code = "quota_exhausted"
+    type = (
+        "insufficient_quota"  # by this word OpenAI's clients tell it from a rate that is spent for a moment
+    )
+    should_retry = False
+
+
+class QuotaUnavailable(OverloadError):
+    """503: the request needs a quota, and what is left of it can't be found out in time."""
+
+    status = 503
+    code = "quota_unavailable"
+    type = "server_error"
 
 
 class Saturated(OverloadError):

@@ -1,4 +1,4 @@
-"""What workers borrow from the authority, and the messages about it: parts of rates, places, slots.
+"""What workers borrow from the authority, and the messages about it: parts of rates and budgets, places, slots.
 
 A worker decides on what it holds, without asking. What nobody holds is the authority's to lend; so the sum over all workers
 never passes a limit, whatever is on its way between them.
@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.core.fleet import Replica
 from headrace.core.ids import KeyId, ReplicaId, TenantId
+from headrace.core.quotas import BudgetKey
 from headrace.core.tenant import Principal, RateUnit, TenantLimits, TenantTerms
 from headrace.core.usage import TokenUsage
 
@@ -180,5 +181,77 @@ class Shadowed(msgspec.Struct, frozen=True, array_like=True, tag=19):
     events: list[ShadowBegin | ShadowEnd]
 
 
-Asking = Want | Return | AskRate | ReturnRate
-Lending = Grant | Recall | Sated | Deny | GrantRate
+class EscrowId(NamedTuple):
+    """Which budget's escrow, and of which of its periods: by the period's first Unix second."""
+
+    key: BudgetKey
+    start_s: int
+
+
+class Settled(NamedTuple):
+    """So much of the escrow that a worker holds was spent by a request; it goes up with the request's record."""
+
+    id: EscrowId
+    amount: int
+
+
+class TellQuotas(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Up: these are the quotas of all tenants, as of `revision`. The answer is QuotasRead."""
+
+    revision: int
+    limits: list[tuple[BudgetKey, int]]
+
+
+class AskEscrow(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Up: requests lack `needed` of a budget beside what is idle here, the smallest of them `least`; `ahead` more is expected to
+    be of use soon."""
+
+    id: EscrowId
+    needed: int
+    least: int
+    ahead: int
+
+
+class ReturnEscrow(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Up: so much of it is the authority's again. The answer to RecallEscrow, and later what nobody has a use for."""
+
+    id: EscrowId
+    amount: int
+
+
+class QuotasRead(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """Down: what was spent of each of these quotas is known."""
+
+    revision: int
+
+
+class LentEscrow(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Down: the answer to AskEscrow.
+
+    Attributes:
+        amount: How much more the worker may spend; less than was needed if there isn't more.
+        left: What nobody holds after this; negative where the limit was lowered.
+        spent: In the whole period so far.
+        is_tight: What is idle is given back at once.
+        is_known: False: whether there is more isn't known: because what was spent isn't, or somebody holds some and is silent.
+    """
+
+    id: EscrowId
+    amount: int
+    left: int
+    spent: int
+    is_tight: bool
+    is_known: bool = True
+
+
+class RecallEscrow(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Down: others need it. What is idle comes back at once and from now on, until the next LentEscrow that isn't tight."""
+
+    id: EscrowId
+
+
+LeaseAsking = Want | Return | AskRate | ReturnRate
+EscrowAsking = TellQuotas | AskEscrow | ReturnEscrow
+Asking = LeaseAsking | EscrowAsking
+EscrowLending = QuotasRead | LentEscrow | RecallEscrow
+Lending = Grant | Recall | Sated | Deny | GrantRate | EscrowLending

@@ -84,6 +84,7 @@ class Reason(StrEnum):
     MODEL_TOKENS_LIMITED = "model_tokens_limited"
     MODEL_CONCURRENCY_LIMITED = "model_concurrency_limited"
     TOKENS_OVER_LIMIT = "tokens_over_limit"  # more than ever come at once
+    QUOTA_EXHAUSTED = "quota_exhausted"
 
     # Our own.
     QUEUE_FULL = "queue_full"
@@ -93,6 +94,7 @@ class Reason(StrEnum):
     NO_READY_REPLICA = "no_ready_replica"
     BODY_UNREAD = "body_unread"  # too many large bodies wait to be read, or their reader ended
     RESTING = "replicas_resting"  # every replica asked, by Retry-After, to be left alone
+    QUOTA_UNAVAILABLE = "quota_unavailable"  # nobody says what is left of a quota
     LEDGER_BEHIND = "ledger_behind"  # usage can't be recorded at the moment
     UNRECORDED = "unrecorded"  # its answer was whole, and its record couldn't be committed, as was agreed
     WORK_UNKNOWN = "work_unknown"  # nobody says whether work with this Idempotency-Key was done

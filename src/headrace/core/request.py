@@ -39,6 +39,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         wants_usage: Whether the caller asked for usage in the stream.
         prompt_bytes: UTF-8 bytes of the prompt text, for estimates when an engine reports nothing.
         output_tokens_max: The caller's bound on generated tokens, or None.
+        is_bound_ours: The caller set no bound, so that one is passed on which its quota needs.
         choices: `n`, at least 1.
         arrived_s, deadline_s: Monotonic seconds.
         is_keyed: It came with an Idempotency-Key.
@@ -62,3 +63,4 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     deadline_s: float
     is_keyed: bool = False
     priority: Priority = Priority.NORMAL
+    is_bound_ours: bool = False

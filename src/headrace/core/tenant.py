@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from headrace.core.ids import KeyId, TenantId
+from headrace.core.quotas import Quota, parse_budget, parse_quota
 
 
 class Priority(IntEnum):
@@ -120,6 +121,8 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         is_durable: The end of an answer goes out only when its record is on the disk.
         cache_group: Tenants that name the same group share prefix caches; "" for a tenant of its own.
         cache_boundary: Whose prompts may meet within the tenant.
+        quotas: How many requests and tokens it may use in a day, a month, or at all, as `tokens/day=2000000`.
+        budgets: How much it may spend, as `50.00/month`, in the price book's currency.
     """
 
     organization: _NameOrNone = ""
@@ -133,6 +136,8 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     is_durable: bool = False
     cache_group: _NameOrNone = ""
     cache_boundary: CacheBoundary = CacheBoundary.TENANT
+    quotas: tuple[str, ...] = ()
+    budgets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cache_group and self.cache_boundary is not CacheBoundary.TENANT:
@@ -140,6 +145,13 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
                 f"`cache_group` shares between tenants what `cache_boundary` {self.cache_boundary.value} keeps apart "
                 "within one; set one of them"
             )
+        names = [quota.name for quota in self.all_quotas()]
+        if len(set(names)) < len(names):
+            raise ValueError("two quotas of the same unit and period: which of them holds?")
+
+    def all_quotas(self) -> tuple[Quota, ...]:
+        """Those of requests, tokens and money."""
+        return (*map(parse_quota, self.quotas), *map(parse_budget, self.budgets))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ def encode(
     fields: dict[str, Any] = {"model": upstream_model}
     if request.wire_fields:
         fields.update(request.wire_fields)
+    if request.is_bound_ours:
+        fields["max_tokens"] = request.output_tokens_max
     if is_streamed:
         fields["stream"] = True
         if traits.stream_usage:

@@ -1,7 +1,10 @@
-"""Which lines does every answer of the walk have? The model's revision, and what is left of limits, as OpenAI says it."""
+"""Which lines does every answer of the walk have? The model's revision, and what is left of limits and quotas."""
+
+from typing import Any
 
 from headrace.core.fleet import Deployment
 from headrace.core.request import InferenceRequest
+from headrace.gateway.budgets import Reservations
 from headrace.gateway.dispatch import Dispatch
 
 _REQUESTS = b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\nx-ratelimit-reset-requests: %.3fs\r\n"
@@ -13,8 +16,9 @@ _TOKENS = (
 class AnswerHeaders:
     """State: `_revisions`, the lines of those that were asked for since `clear`."""
 
-    def __init__(self, dispatch: Dispatch) -> None:
+    def __init__(self, dispatch: Dispatch, reservations: Reservations[Any]) -> None:
         self._dispatch = dispatch
+        self._reservations = reservations
         self._revisions: dict[str, bytes] = {}
 
     def clear(self) -> None:
@@ -28,6 +32,8 @@ class AnswerHeaders:
             revision = b"x-headrace-model-revision: " + deployment.revision.encode() + b"\r\n"
             self._revisions[deployment.revision] = revision
         principal = request.principal
+        if self._reservations.has_quota(principal.tenant):
+            revision += self._reservations.header(principal)
         if principal.has_levels:
             requests, tokens = self._dispatch.limit_views(principal, request.model)
             if tokens is not None:

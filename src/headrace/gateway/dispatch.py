@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.core.clock import Clock
 from headrace.core.errors import DeadlineExceeded, NoReadyReplica, Saturated
@@ -13,6 +13,7 @@ from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.core.usage import TokenUsage
+from headrace.gateway.budgets import Reservations
 from headrace.gateway.shadow import OwnShadow, Shadow
 from headrace.policies.admission import QueueBounds, retry_after_s
 from headrace.policies.deployment import QueueView
@@ -70,6 +71,7 @@ class Dispatch:
         self,
         dispatcher: Dispatcher,
         limiter: Limiter,
+        reservations: Reservations[Any],
         *,
         shadow: Shadow,
         clock: Clock,
@@ -79,6 +81,7 @@ class Dispatch:
         self._dispatcher = dispatcher
         self._limiter = limiter
         self._shadow = shadow
+        self._reservations = reservations
         self._clock = clock
         self._queue_wait_max_s = queue_wait_max_s
         self._on_circuit = on_circuit
@@ -167,6 +170,8 @@ class Dispatch:
         else:
             self._limiter.take(principal, now_s=now_s)
         try:
+            if self._reservations.has_quota(principal.tenant):
+                self._reserve(ticket, request)
             starts = self._dispatcher.arrive(ticket, now_s=now_s)
             if not starts:
                 self._check_place(ticket)
@@ -180,6 +185,10 @@ class Dispatch:
 
     def has_alternative(self, ticket: Ticket) -> bool:
         return self._dispatcher.has_alternative(ticket, now_s=self._clock.now_s())
+
+    def _reserve(self, ticket: Ticket, request: InferenceRequest) -> None:
+        """What the request may use of its budgets is its own until its record says what it has used."""
+        self._reservations.reserve(request, self._dispatcher.deployment(ticket.model))
 
     def _check_place(self, ticket: Ticket) -> None:
         """For those who share their queues with others: raises what keeps this ticket from queueing at the moment."""

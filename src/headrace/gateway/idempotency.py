@@ -17,6 +17,7 @@ KEY_HEADER = b"idempotency-key"
 PARAM = "Idempotency-Key"
 KEY_BYTES_MAX = 255
 RETRY_AFTER_S = 1.0
+_MOMENTARY = (b"x-ratelimit-", b"x-headrace-quota")
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -209,6 +210,6 @@ class RecordedCall:
 
 
 def _lasting(headers: bytes) -> bytes:
-    """The headers that are as true of a replay: not what was left of a rate limit."""
+    """The headers that are as true of a replay: not what was left of a rate limit or a quota."""
     lines = headers.split(b"\r\n")
-    return b"".join(line + b"\r\n" for line in lines if line and not line.startswith(b"x-ratelimit-"))
+    return b"".join(line + b"\r\n" for line in lines if line and not line.startswith(_MOMENTARY))

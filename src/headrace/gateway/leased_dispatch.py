@@ -4,11 +4,22 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot, Replica
-from headrace.core.leases import Asking, GrantRate, Lending, LentSlot, PoolKey, PoolKind, Shadowed, slots_of
+from headrace.core.leases import (
+    Asking,
+    EscrowLending,
+    GrantRate,
+    Lending,
+    LentSlot,
+    PoolKey,
+    PoolKind,
+    Shadowed,
+    slots_of,
+)
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.gateway.dispatch import Dispatch, Slot
+from headrace.gateway.leased_budgets import LeasedReservations
 from headrace.gateway.leased_limits import LeasedLimiter, SubjectStock
 from headrace.gateway.leases import ANSWER_LIMIT_S, Lacking, Leases, Stock
 from headrace.gateway.shadow import SentShadow
@@ -29,6 +40,7 @@ class LeasedDispatch(Dispatch):
     def __init__(
         self,
         dispatcher: Dispatcher,
+        reservations: LeasedReservations,
         *,
         send: Callable[[Asking | Shadowed], None],
         workers: int,
@@ -38,12 +50,14 @@ class LeasedDispatch(Dispatch):
         clock: Clock,
     ) -> None:
         self._queue_length_max = queue_length_max
+        self._leased_reservations = reservations
         self._leases = Leases(send, make=self._make_stock, clock=clock)
         self._leased_limiter = LeasedLimiter(self._leases, send, workers=workers, clock=clock)
         self._sent_shadow = SentShadow(send)
         super().__init__(
             dispatcher,
             self._leased_limiter,
+            reservations,
             shadow=self._sent_shadow,
             clock=clock,
             queue_wait_max_s=queue_wait_max_s,
@@ -54,6 +68,10 @@ class LeasedDispatch(Dispatch):
         """The authority has said something."""
         if isinstance(message, GrantRate):
             self._leased_limiter.received(message)
+            return
+        if isinstance(message, EscrowLending):
+            self._leases.heard()
+            self._leased_reservations.received(message)
             return
         self._leases.received(message)
         self._drop_if_gone(self._leases.stock(message.key))
@@ -81,6 +99,7 @@ class LeasedDispatch(Dispatch):
 
     def wake(self) -> None:
         self._leased_limiter.tick(self._clock.now_s())
+        self._leased_reservations.tick(self._clock.wall_s())
         self._sent_shadow.flush()
         super().wake()
         self._ask_for_slots()
@@ -108,6 +127,13 @@ class LeasedDispatch(Dispatch):
             await super().wait(ticket)
         finally:
             self._freed(PoolKey(PoolKind.QUEUE, ticket.model))
+
+    def _reserve(self, ticket: Ticket, request: InferenceRequest) -> None:
+        try:
+            super()._reserve(ticket, request)
+        except Lacking:
+            self._leased_limiter.refund(ticket)
+            raise
 
     def _check_place(self, ticket: Ticket) -> None:
         """Raises Lacking if the queue is full here, and perhaps not elsewhere."""

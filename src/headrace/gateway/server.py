@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
@@ -21,12 +21,13 @@ from headrace.core.errors import (
 from headrace.core.fleet import Deployment, FleetSnapshot
 from headrace.core.ids import KeyId, RequestId, request_id
 from headrace.core.outcome import Reason
-from headrace.core.request import Endpoint
+from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway import durable
 from headrace.gateway.answer_headers import AnswerHeaders
 from headrace.gateway.auth import Authenticator
+from headrace.gateway.budgets import Reservations
 from headrace.gateway.call import Call, Screened
 from headrace.gateway.connection import ClientConnection, PortConnection
 from headrace.gateway.delivery import Delivery
@@ -82,6 +83,7 @@ class Gateway:
         *,
         auth: Authenticator,
         dispatch: Dispatch,
+        reservations: Reservations[Any],
         upstream: Upstream,
         usage: UsageCloser,
         intake: Intake,
@@ -97,6 +99,7 @@ class Gateway:
     ) -> None:
         self.auth = auth
         self.dispatch = dispatch
+        self.reservations = reservations
         self.upstream = upstream
         self.usage = usage
         self.clock = clock
@@ -122,7 +125,7 @@ class Gateway:
         self._is_draining = False
         self._is_hurried = False
         self._quiet = asyncio.Event()
-        self._answer_headers = AnswerHeaders(dispatch)
+        self._answer_headers = AnswerHeaders(dispatch, reservations)
         self._screening = Screening(
             auth,
             body_bytes_max=limits.body_bytes_max,
@@ -175,8 +178,7 @@ class Gateway:
                 call, self.intake.inline(parsed, tenant=caller.tenant, deadline_s=deadline_s)
             )
         deployment = self._offered(caller, parsed.model)
-        deadline_s, wall_s = self._deadlines.of(call), self.clock.wall_s()
-        request = request_of(call, endpoint, parsed, deployment, deadline_s=deadline_s, wall_s=wall_s)
+        request = self._request_of(call, endpoint, parsed, deployment)
         recorded: RecordedCall | None = None
         if request.is_keyed:
             recorded = await self._prepare(call, self._idempotency.enter(call, request))
@@ -222,6 +224,16 @@ class Gateway:
             if recorded is not None:  # first: a key that stayed taken would never be free again
                 recorded.close()
             self.usage.close(account, delivery)
+            self.reservations.release(request.id)  # where it has no record
+
+    def _request_of(
+        self, call: Call, endpoint: Endpoint, parsed: openai.ParsedBody, deployment: Deployment
+    ) -> InferenceRequest:
+        deadline_s, wall_s = self._deadlines.of(call), self.clock.wall_s()
+        request = request_of(call, endpoint, parsed, deployment, deadline_s=deadline_s, wall_s=wall_s)
+        if self.reservations.has_quota(request.principal.tenant):
+            return self.reservations.bounded(request, deployment)
+        return request
 
     def _offered(self, caller: Principal, model: str) -> Deployment:
         """Raises ModelNotFound; nobody learns of a model that their key isn't for."""

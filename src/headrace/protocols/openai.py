@@ -196,6 +196,8 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     if not _WIRE_NAMES.isdisjoint(fields):
         wire_fields = {name: fields.pop(name) for name in WIRE_FIELDS if name in fields}
     output_tokens_max = checked.max_tokens
+    if output_tokens_max is None:
+        fields.pop("max_tokens", None)  # null says nothing, and would hide a bound that we write
     choices, token_id_max, token_param, is_token_prompt = 1, -1, "", False
     if not (isinstance(checked, ChatFields) and _COUNTING_FIELDS.isdisjoint(fields)):
         choices = max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1)

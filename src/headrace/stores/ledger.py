@@ -35,15 +35,17 @@ class Adoption:
     """What the journal of a process that is no more gave to the ledger.
 
     Attributes:
+        path: The journal; it has given nothing if its process ended in good order.
         entries: Records that the ledger didn't have.
         orphans: Requests that a replica had, and of which nothing else is known: listed in `orphan`, never billed.
         torn: Pieces that are not whole; then the file is kept, as `kept`, for a person.
     """
 
-    entries: Sequence[Entry]
-    orphans: Sequence[Mark]
-    torn: int
-    kept: Path | None
+    path: Path
+    entries: Sequence[Entry] = ()
+    orphans: Sequence[Mark] = ()
+    torn: int = 0
+    kept: Path | None = None
 
 
 class Ledger:
@@ -288,7 +290,8 @@ class Ledger:
         try:
             found = journal.read(path)
         except FileNotFoundError:
-            return  # its process ended in good order
+            self._on_adoption(Adoption(path))
+            return
         missing = [
             entry for entry in found.entries if not ledger_rows.has_record(connection, entry[0].request_id)
         ]
@@ -306,7 +309,7 @@ class Ledger:
             path.replace(kept)
         else:
             path.unlink()
-        self._on_adoption(Adoption(missing, orphans, found.torn, kept))
+        self._on_adoption(Adoption(path, missing, orphans, found.torn, kept))
 
     def _group_size(self) -> int:
         count = min(len(self._queue), self._batch_max)

@@ -64,7 +64,7 @@ class UsageSum:
 
 
 # An id is made when a request has been read, `started_s` when it has been understood; the clock may be set in between.
-_ID_MARGIN_S = 3600.0
+ID_MARGIN_S = 3600.0
 
 # Aggregates in the order of UsageSum's fields, but for the last.
 _SUMS = """
@@ -189,7 +189,7 @@ def _record(row: tuple[Any, ...], kind: type[Record]) -> Record:
     return msgspec.convert(row, kind, strict=False)
 
 
-def _id_at(wall_s: float) -> str:
+def id_at(wall_s: float) -> str:
     """What the ids of that moment begin with; see core.ids."""
     return f"req_{max(0, int(wall_s * 1000)):012x}"
 
@@ -210,7 +210,7 @@ def where(
         "model = ?": model,
     }
     if tenant is None:
-        terms["request_id >= ?"] = None if since_s is None else _id_at(since_s - _ID_MARGIN_S)
-        terms["request_id < ?"] = None if until_s is None else _id_at(until_s + _ID_MARGIN_S)
+        terms["request_id >= ?"] = None if since_s is None else id_at(since_s - ID_MARGIN_S)
+        terms["request_id < ?"] = None if until_s is None else id_at(until_s + ID_MARGIN_S)
     asked = {term: value for term, value in terms.items() if value is not None}
     return (f"WHERE {' AND '.join(asked)}" if asked else "", list(asked.values()))

@@ -109,6 +109,21 @@ EVENTS: dict[str, Event] = {
         "One attempt on one replica failed; another may follow.",
         ("request_id", *_REPLICA, "attempt", "reason", "upstream_status", "elapsed_s"),
     ),
+    "budget.low": Event(
+        Level.WARNING,
+        "So many percent of a budget are spent; once for each of 80 and 95 in a period.",
+        ("tenant", "key_id", "quota", "percent", "spent", "limit"),
+    ),
+    "budget.overshot": Event(
+        Level.WARNING,
+        "An engine made a request cost more than it was bound to; all of it is recorded.",
+        ("request_id", "tenant", "model", "quota", "reserved", "used"),
+    ),
+    "budget.unread": Event(
+        Level.ERROR,
+        "What was spent of new quotas can't be read from the ledger; requests that need them get 503 until it can.",
+        ("error", "quotas"),
+    ),
     "connection.rejected": Event(
         Level.INFO,
         "A connection was closed for how it speaks HTTP, or because there were too many.",

@@ -97,6 +97,30 @@ class Metrics:
         labels=("verdict",),
         series_max=16,
     )
+    quota_refusals: Counter = _counter(
+        "headrace_quota_refusals_total",
+        "Requests refused because they might have passed a quota, by its unit and period.",
+        labels=("unit", "period"),
+        series_max=10,
+    )
+    budget_overshoots: Counter = _counter(
+        "headrace_budget_overshoots_total",
+        "Requests that used more of a budget than was reserved for them, because an engine kept to no bound.",
+        labels=("unit",),
+        series_max=4,
+    )
+    budget_reserved: Gauge = _gauge(
+        "headrace_budget_reserved",
+        "What is reserved of all budgets now, held by workers included: requests, tokens, or units of the currency.",
+        labels=("unit",),
+        series_max=4,
+    )
+    budgets_low: Gauge = _gauge(
+        "headrace_budgets_low",
+        "Budgets of which at least that many percent are spent in their current period.",
+        labels=("percent",),
+        series_max=3,
+    )
     unmatched_requests: Counter = _counter(
         "headrace_unmatched_requests_total", "Requests for paths that are not ours."
     )

@@ -1,0 +1,101 @@
+"""Budgets, put together: their owner in the service, what each data plane reserves from, and the quotas that both go by."""
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from headrace.control.budgets import BudgetAuthority
+from headrace.core.clock import Clock
+from headrace.core.ids import KeyId, RequestId, TenantId
+from headrace.core.quotas import BudgetKey, Limits, Span
+from headrace.core.tenant import TenantTerms
+from headrace.gateway.budgets import Estimator
+from headrace.policies import spending as estimates
+from headrace.policies.prices import PriceBook
+from headrace.policies.spending import Assumptions
+from headrace.stores import spending, tenants
+from headrace.stores.ledger import Ledger
+from headrace.stores.opening import open_database
+from headrace.telemetry.logs import Log
+from headrace.telemetry.metrics import Metrics
+
+
+def limits_of(agreed: Iterable[tuple[TenantId, TenantTerms]]) -> Limits:
+    """What every budget may reach, of tenants with these terms."""
+    return {
+        BudgetKey(tenant, KeyId(""), quota.unit, quota.period): quota.amount
+        for tenant, terms in dict(agreed).items()
+        if terms.quotas or terms.budgets
+        for quota in terms.all_quotas()
+    }
+
+
+def begin_budgets(
+    data: Path, ledger: Ledger, *, workers: int, metrics: Metrics, log: Log, clock: Clock
+) -> BudgetAuthority:
+    """The owner of all budgets, which knows what was spent of them so far. Nothing may be recorded before it is there.
+
+    Raises ConfigError where the database can't be read.
+    """
+    store = tenants.open_tenants(data, clock=clock)
+    try:
+        limits = limits_of((tenant.name, tenant.agreement.terms) for tenant in store.tenants())
+    finally:
+        store.close()
+    authority = BudgetAuthority(
+        _reader(data),
+        ledger,
+        workers=workers,
+        metrics=metrics,
+        log=log,
+        clock=clock,
+    )
+    authority.begin(limits)
+    return authority
+
+
+class _NoLedger:
+    """Nothing waits to be written."""
+
+    appended = committed = 0
+
+
+def no_budgets(clock: Clock) -> BudgetAuthority:
+    """The owner where there is no ledger to read from, such as for a measurement."""
+    return BudgetAuthority(
+        lambda wanted, recorded: [(0, []) for _ in wanted],
+        _NoLedger(),
+        workers=1,
+        metrics=Metrics(),
+        log=Log(io.StringIO(), clock),
+        clock=clock,
+    )
+
+
+def _reader(
+    data: Path,
+) -> Callable[
+    [Sequence[tuple[BudgetKey, Span]], Callable[[BudgetKey], Iterable[RequestId]]], list[spending.Before]
+]:
+    """Reads on a connection of its own: rarely, and in another thread than who serves."""
+
+    def read(
+        wanted: Sequence[tuple[BudgetKey, Span]], recorded: Callable[[BudgetKey], Iterable[RequestId]]
+    ) -> list[spending.Before]:
+        if not wanted:
+            return []
+        database = open_database(data)
+        try:
+            return spending.read_spending(database, wanted, recorded)
+        finally:
+            database.close()
+
+    return read
+
+
+def estimator(assumed: Assumptions, prices: Callable[[], PriceBook]) -> Estimator:
+    """How much a request may use at most, by the configuration and the prices in force."""
+    return Estimator(
+        assumed,
+        lambda request, prompt, output: estimates.price_most(prices(), request, prompt, output),
+    )
