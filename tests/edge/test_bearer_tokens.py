@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
 
 from tests.support.http_answers import Answer, answers, read_answers
 from tests.support.issuer import IssuerServer, issuer_server, new_key
@@ -83,11 +84,11 @@ def test_a_token_is_served_like_a_key_of_its_tenant(place: Place) -> None:
     status, headers, body = place.service.chat(token)
     assert (status, json.loads(body)["object"]) == (200, "chat.completion")
 
-    def recorded() -> list[str]:
+    def recorded() -> list[tuple[str, str]]:
         rows = place.service.usage("--tenant", "globex")
-        return [row["key_id"] for row in rows if row["request_id"] == headers["x-request-id"]]
+        return [(row["key_id"], row["user"]) for row in rows if row["request_id"] == headers["x-request-id"]]
 
-    assert wait_until(recorded, what="the record") == ["token:idp"]
+    assert wait_until(recorded, what="the record") == [("token:idp", "anna")]
 
 
 def test_all_workers_together_ask_the_provider_once(place: Place) -> None:
@@ -220,7 +221,8 @@ def test_all_tokens_of_a_tenant_from_before_a_moment_can_be_revoked(place: Place
     assert place.status(other) == 200
     later = issuer.token(tenant="leaver", iat=int(time.time()) + 2)
     wait_until(lambda: place.status(later) == 200, what="a token from after the moment")
-    assert place.refused("token_revoked") > 0
+    line = next(line for line in service.log_lines() if line.get("reason") == "token_revoked")
+    assert (line["tenant"], line["key_id"]) == ("leaver", "token:idp")
 
 
 def test_a_tenant_that_does_not_exist_is_nobody_until_it_does(place: Place) -> None:
@@ -250,6 +252,19 @@ def test_keys_and_tokens_of_one_tenant_work_side_by_side(place: Place) -> None:
     place.service.cli("keys", "revoke", key[8:16])
     wait_until(lambda: place.status(key) == 401, what="the revocation")
     assert place.status(place.issuer.token()) == 200
+
+
+def test_a_page_gives_its_token_as_a_subprotocol(place: Place) -> None:
+    """Browsers can't set headers; see docs/reference/websocket.md."""
+    token = place.issuer.token()
+    protocols = [Subprotocol("headrace.v1"), Subprotocol(f"headrace.key.{token}")]
+    with dial(place.service.port, subprotocols=protocols) as socket:
+        assert socket.subprotocol == "headrace.v1"
+        assert ask(socket, max_tokens=1).end["object"] == "headrace.done"
+    forged = place.issuer.token(key=new_key("first"))
+    with pytest.raises(InvalidStatus) as refused:
+        dial(place.service.port, subprotocols=[protocols[0], Subprotocol(f"headrace.key.{forged}")])
+    assert refused.value.response.status_code == 401
 
 
 ROTATING = "keys_gap_s = 1\nkeys_refresh_s = 3600\nkeys_keep_s = 2"

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -135,9 +136,9 @@ def routes() -> Iterator[tuple[str, Any, str]]:
     """Every route that needs a key, generated from what the gateway has: how to reach a model by it, and a model of its kind."""
     for endpoint in Endpoint:
         kind = EMBED if endpoint is Endpoint.EMBEDDINGS else CHAT
-        yield f"POST {endpoint.value}", lambda *args, e=endpoint: inference(*args, e), kind
+        yield f"POST {endpoint.value}", partial(inference, endpoint=endpoint), kind
         if endpoint is not Endpoint.EMBEDDINGS:
-            yield f"WebSocket {endpoint.value}", lambda *args, e=endpoint: websocket(*args, e), kind
+            yield f"WebSocket {endpoint.value}", partial(websocket, endpoint=endpoint), kind
     by_info = {Info.MODELS: model_list, Info.MODEL: model_card}
     for info in Info:
         if info not in (Info.LIVEZ, Info.READYZ):  # open to all, and about nobody
@@ -172,7 +173,7 @@ def without_ids(text: str, name: str) -> str:
 @pytest.mark.parametrize("kind", CREDENTIALS)
 def test_the_same_names_given_by_two_tenants_name_two_things(walls: Walls, kind: str) -> None:
     """T41: Idempotency-Keys; each gets its own answer, and never the other's kept one."""
-    asked = {}
+    asked: dict[str, str] = {}
     for turn in range(2):
         for tenant in TENANTS:
             status, headers, _ = walls.service.chat(
@@ -230,7 +231,8 @@ def one_answer(connection: socket.socket) -> Answer:
 @pytest.mark.slow
 def test_who_leaves_takes_nobody_elses_answer_with_him(walls: Walls) -> None:
     """REPORTS 104: twenty streams of one tenant are cut, twenty of the other with the same id go on to their end."""
-    leaving, staying = [], []
+    leaving: list[socket.socket] = []
+    staying: list[socket.socket] = []
     for number in range(20):
         for tenant, connections in zip(TENANTS, (leaving, staying), strict=True):
             connection = walls.service.connect()

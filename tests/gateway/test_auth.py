@@ -1,6 +1,8 @@
 """Who is calling is decided from what is in memory: no store is asked on the way, whatever stands in the header."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,16 @@ from headrace.core.tenant import TenantLimits
 from headrace.gateway.auth import Authenticator
 from headrace.stores import pepper
 from headrace.stores.tenants import open_tenants
+
+
+def test_who_has_no_provider_pays_for_no_signatures() -> None:
+    """PyJWT and cryptography are neither imported by a service nor by a worker until a configuration names a provider."""
+    program = (
+        "import sys, headrace.app.service, headrace.app.worker\n"
+        "assert not {'jwt', 'cryptography', 'headrace.gateway.tokens'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
 
 HOSTILE = [
     b"", b"Bearer", b"Bearer ", b"Basic abc", b"Bearer ' OR 1=1 --", b"Bearer '; DROP TABLE api_key; --", b"Bearer \xff\xfe\x80",

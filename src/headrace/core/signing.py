@@ -4,14 +4,12 @@ from typing import NamedTuple
 
 import msgspec
 
-Curve = str
-
 
 class Fit(NamedTuple):
     """The kind of key that an algorithm takes: `kty` and `crv` of its JWK (RFC 7518, RFC 8037)."""
 
     kind: str
-    curve: Curve
+    curve: str
 
 
 _RSA = Fit("RSA", "")
@@ -41,7 +39,7 @@ class PublicKey(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str = msgspec.field(name="kty")
     id: str = msgspec.field(name="kid", default="")
     algorithm: str = msgspec.field(name="alg", default="")
-    curve: Curve = msgspec.field(name="crv", default="")
+    curve: str = msgspec.field(name="crv", default="")
     n: str = ""
     e: str = ""
     x: str = ""

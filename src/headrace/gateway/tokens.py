@@ -32,16 +32,17 @@ TELL_EVERY_S = 1.0
 
 
 class _Seen:
-    """A token whose signature was good. `bearer` is what it says; `entry` what that means by tenants of `version`, or None
-    with the `reason` why it opens nothing."""
+    """A token whose signature was good. `bearer` is what it says, `entry` what that means by the tenants of `version`. Where
+    it opens nothing, there is the `reason` why, and whose it is, if it is anybody's."""
 
-    __slots__ = ("bearer", "entry", "expires_s", "reason", "version")
+    __slots__ = ("bearer", "entry", "expires_s", "owner", "reason", "version")
 
-    def __init__(self, bearer: Bearer | Forbidden, expires_s: float) -> None:
+    def __init__(self, bearer: Bearer | None, reason: str, expires_s: float) -> None:
         self.bearer = bearer
+        self.reason = reason
+        self.owner: Principal | None = None
         self.expires_s = expires_s
         self.entry: KeyEntry | None = None
-        self.reason = ""
         self.version = -1
 
 
@@ -131,7 +132,7 @@ class Tokens:
         digest = hashlib.sha256(token).digest()
         seen = self._seen.get(digest)
         if seen is None:
-            seen = _Seen(*self._check(token))
+            seen = self._check(token)
             if len(self._seen) >= TOKENS_MAX:
                 del self._seen[next(iter(self._seen))]
             self._seen[digest] = seen
@@ -140,37 +141,38 @@ class Tokens:
         if seen.version != self._version:
             self._match(seen)
         if seen.entry is None:
-            raise issuers.forbidden(seen.reason)
+            raise issuers.forbidden(seen.reason, caller=seen.owner)
         return seen.entry
 
     def _match(self, seen: _Seen) -> None:
         """What the token means by the tenants that there are now."""
         seen.version = self._version
-        bearer, seen.entry = seen.bearer, None
-        if isinstance(bearer, Forbidden):
-            seen.reason = bearer.reason
+        bearer = seen.bearer
+        if bearer is None:
             return
+        seen.entry = seen.owner = None
         tenant = self._tenants.get(bearer.tenant)
         if tenant is None:
             seen.reason = "token_tenant"
-        elif not issuers.is_issued_after(bearer, tenant.terms.tokens_valid_from_s):
-            seen.reason = "token_revoked"
-        else:
-            # A user is one of its provider's: another's may have the same name.
-            holder = f"token:{bearer.issuer} {bearer.user}"
-            principal = dataclasses.replace(
-                tenant,
-                key_id=KeyId(f"token:{bearer.issuer}"),
-                scope=scope_of(bearer.rules),
-                user=bearer.user,
-                cache_partition=self._partitions.of(
-                    tenant.tenant, KeyId(holder), tenant.terms, user=holder if bearer.user else ""
-                ),
-            )
+            return
+        # A user is one of its provider's: another's may have the same name.
+        holder = f"token:{bearer.issuer} {bearer.user}"
+        principal = dataclasses.replace(
+            tenant,
+            key_id=KeyId(f"token:{bearer.issuer}"),
+            scope=scope_of(bearer.rules),
+            user=bearer.user,
+            cache_partition=self._partitions.of(
+                tenant.tenant, KeyId(holder), tenant.terms, user=holder if bearer.user else ""
+            ),
+        )
+        if issuers.is_issued_after(bearer, tenant.terms.tokens_valid_from_s):
             seen.entry = KeyEntry(principal, bearer.expires_s)
+        else:
+            seen.reason, seen.owner = "token_revoked", principal
 
-    def _check(self, token: bytes) -> tuple[Bearer | Forbidden, float]:
-        """What a token says that we haven't seen yet, and until when; its signature comes last, since it costs most."""
+    def _check(self, token: bytes) -> _Seen:
+        """A token that we haven't seen yet; its signature comes last, since it costs most."""
         shown = read_token(token)
         issuer_url = shown.claims.get("iss")
         provider = self._providers.get(issuer_url) if isinstance(issuer_url, str) else None
@@ -188,9 +190,9 @@ class Tokens:
             raise refusal("token_signature") if shown.key_id else self._no_key(provider, "token_signature")
         expires_s = issuers.expiry_s(shown.claims, issuer)
         try:
-            return issuers.bearer_of(shown.claims, issuer), expires_s
+            return _Seen(issuers.bearer_of(shown.claims, issuer), "", expires_s)
         except Forbidden as refused:  # remembered as well: to say it again costs no signature
-            return refused, expires_s
+            return _Seen(None, refused.reason, expires_s)
 
     def _no_key(self, provider: _Provider, reason: str) -> HeadraceError:
         """Perhaps the provider has a new key. Nobody waits for a look: who comes back is told what it has found.

@@ -11,6 +11,7 @@ from headrace.core.errors import ConfigError, Forbidden, Unauthenticated
 from headrace.core.ids import TenantId
 from headrace.core.request import Endpoint
 from headrace.core.signing import ALGORITHMS
+from headrace.core.tenant import Principal
 
 LEEWAY_MAX_S = 60.0
 USER_LENGTH_MAX = 256
@@ -175,10 +176,12 @@ def is_issued_after(bearer: Bearer, cut_s: float) -> bool:
     return not cut_s or (bearer.issued_s is not None and bearer.issued_s >= cut_s)
 
 
-def forbidden(reason: str) -> Forbidden:
-    """A good token that opens nothing; the reason is for our log alone."""
+def forbidden(reason: str, *, caller: Principal | None = None) -> Forbidden:
+    """A good token that opens nothing; the reason is for our log alone, and so is whose it is."""
     return Forbidden(
-        "this token opens nothing here: ask the operator which tenant and scopes it must name", reason=reason
+        "this token opens nothing here: ask the operator which tenant and scopes it must name",
+        reason=reason,
+        caller=caller,
     )
 
 
