@@ -146,10 +146,14 @@ class LedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         mode: "strict": new work is refused at once. "lenient": only when `records_max` records wait.
         records_max: Records that may wait for the disk, in memory and in each process's journal.
+        reconcile_every_s: Pause between two comparisons of the books, each of the last three such pauses; 0 for none.
+        counters_every_s: Pause between two readings of the engines' own counters.
     """
 
     mode: Literal["strict", "lenient"] = "strict"
     records_max: int = 10_000
+    reconcile_every_s: float = 300.0
+    counters_every_s: float = 15.0
 
     @property
     def is_lenient(self) -> bool:
@@ -398,6 +402,8 @@ _AT_LEAST: dict[str, float] = {
     "idempotency.bytes_max": 0,
     "idempotency.answer_bytes_max": 0,
     "ledger.records_max": 100,
+    "ledger.reconcile_every_s": 0,
+    "ledger.counters_every_s": 0.1,
     "pressure.memory_bytes_max": 0,
     "pressure.lag_s_max": 0.01,
     "pressure.hold_s": 0,

@@ -181,6 +181,7 @@ def test_every_table_has_its_place(rig: Rig) -> None:
         "gateway",
         "usage_rejected",
         "orphan",
+        "engine_count",
     }
     assert tables == {*MIRRORED, *SHIPPED, *central_alone, *each_its_own}
     counted = {

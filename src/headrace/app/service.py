@@ -16,6 +16,7 @@ from headrace.app.budgets import begin_budgets
 from headrace.app.control_plane import ControlPlane
 from headrace.app.data_plane import DataPlane
 from headrace.app.process import calm_the_collector
+from headrace.app.reconciliation import Reconciliation
 from headrace.app.records import OwnRecords, journals, open_journal
 from headrace.app.report import PlaneReport
 from headrace.app.status import REQUEST_COUNTS, ended_requests, service_status
@@ -162,11 +163,12 @@ class Service:
         self._tell_commit: Callable[[int], None]  # set with the front, before any record can come
         self._issuers = self._build_issuers()
         self._front = self._build_front(chance)
+        self._reconciliation = self._build_reconciliation()
         self._control = ControlPlane(
             config,
             data,
             models,
-            publish=self._front.publish,
+            publish=self._publish,
             found=self._front.found,
             tell=tell,
             first_ready=self._first_ready,
@@ -205,6 +207,7 @@ class Service:
                     tasks.create_task(self._control.run(), name="control"),
                     tasks.create_task(self._issuers.run(), name="issuers"),
                     tasks.create_task(self._budgets.run(), name="budgets"),
+                    tasks.create_task(self._reconciliation.run(), name="reconciliation"),
                 ]
                 await self._stop.wait()
                 cut = await self._drain()
@@ -273,6 +276,17 @@ class Service:
         self._tell_commit = workers.committed
         return workers
 
+    def _build_reconciliation(self) -> Reconciliation:
+        ledger = self._config.ledger
+        return Reconciliation(
+            self._data,
+            every_s=ledger.reconcile_every_s,
+            read_every_s=ledger.counters_every_s,
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+        )
+
     def _build_admin(self) -> AdminServer:
         server = self._config.server
         return AdminServer(
@@ -303,6 +317,10 @@ class Service:
         return await self._front.drain()
 
     # Called back.
+
+    def _publish(self, snapshot: FleetSnapshot) -> None:
+        self._front.publish(snapshot)
+        self._reconciliation.publish(snapshot)
 
     def _asked_to_stop(self) -> None:
         if self._stop.is_set():

@@ -5,7 +5,20 @@ import os
 import sys
 
 import headrace
-from headrace.cli import admins, audit, engine, invoice, keys, models, prices, status, tenants, up, usage
+from headrace.cli import (
+    admins,
+    audit,
+    engine,
+    invoice,
+    keys,
+    models,
+    prices,
+    reconcile,
+    status,
+    tenants,
+    up,
+    usage,
+)
 from headrace.core.errors import ConfigError, HeadraceError
 
 DONE, FAILED, OPERATOR_MUST_ACT, INTERRUPTED = 0, 1, 2, 130
@@ -21,7 +34,20 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (up, status, tenants, keys, admins, audit, prices, usage, invoice, models, engine):
+    for module in (
+        up,
+        status,
+        tenants,
+        keys,
+        admins,
+        audit,
+        prices,
+        usage,
+        invoice,
+        reconcile,
+        models,
+        engine,
+    ):
         module.add(commands)
     return root
 

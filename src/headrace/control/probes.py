@@ -87,8 +87,13 @@ async def total_slots(address: Address, *, timeout_s: float) -> int:
 
 async def gauges(address: Address, *, timeout_s: float) -> dict[str, float]:
     """The server's metrics. Raises UpstreamError."""
+    return parse_gauges(await metrics_text(address, timeout_s=timeout_s))
+
+
+async def metrics_text(address: Address, *, timeout_s: float) -> str:
+    """The same as the server wrote it, in the Prometheus text format. Raises UpstreamError."""
     response = await _ask(address, "GET", "/metrics", timeout_s=timeout_s)
-    return parse_gauges(response.body.decode("utf-8", errors="replace"))
+    return response.body.decode("utf-8", errors="replace")
 
 
 def parse_gauges(text: str) -> dict[str, float]:

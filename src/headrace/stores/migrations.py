@@ -99,6 +99,22 @@ CREATE TABLE tenancy (
 """
 
 # Requests that a replica had when the process died that had sent them, and of which no record is left. Listed, never billed.
+# Two readings of an engine's own counters; see policies.engine_counts.
+_ENGINE_COUNT = """
+CREATE TABLE engine_count (
+    replica TEXT NOT NULL,
+    generation INTEGER NOT NULL CHECK (generation >= 0),
+    incarnation INTEGER NOT NULL CHECK (incarnation >= 0),
+    since_s REAL NOT NULL,
+    until_s REAL NOT NULL CHECK (until_s >= since_s),
+    prompt_before INTEGER NOT NULL,
+    prompt_after INTEGER NOT NULL CHECK (prompt_after >= prompt_before),
+    completion_before INTEGER NOT NULL,
+    completion_after INTEGER NOT NULL CHECK (completion_after >= completion_before),
+    PRIMARY KEY (replica, generation, incarnation, since_s)
+) STRICT, WITHOUT ROWID
+"""
+
 _ORPHAN = """
 CREATE TABLE orphan (
     request_id TEXT NOT NULL PRIMARY KEY,
@@ -446,5 +462,11 @@ MIGRATIONS: tuple[Migration, ...] = (
         up=(_ADMIN,),
         down=("DROP TABLE admin",),
         loses=(Loss("admin", "admin tokens"),),
+    ),
+    Migration(
+        "what engines count by themselves",
+        up=(_ENGINE_COUNT,),
+        down=("DROP TABLE engine_count",),
+        loses=(Loss("engine_count", "readings of the engines' own counters"),),
     ),
 )

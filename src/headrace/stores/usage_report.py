@@ -194,6 +194,13 @@ def id_at(wall_s: float) -> str:
     return f"req_{max(0, int(wall_s * 1000)):012x}"
 
 
+def ids_between(*, since_s: float | None, until_s: float | None) -> tuple[str, list[str]]:
+    """The rows of requests whose ids were made in [since_s, until_s), Unix seconds."""
+    terms = {"request_id >= ?": since_s, "request_id < ?": until_s}
+    asked = {term: id_at(moment_s) for term, moment_s in terms.items() if moment_s is not None}
+    return (f"WHERE {' AND '.join(asked)}" if asked else "", list(asked.values()))
+
+
 def where(
     *,
     since_s: float | None = None,

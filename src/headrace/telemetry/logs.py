@@ -178,6 +178,12 @@ EVENTS: dict[str, Event] = {
         "A process had died: what it left in its journal is in the ledger. What was torn is kept in that file.",
         ("records", "orphans", "torn", "path"),
     ),
+    "books.differ": Event(
+        Level.ERROR,
+        "Records, attempts, charges or engines' counters don't agree; `headrace reconcile` lists them all.",
+        ("reason", "count", "subjects"),
+    ),
+    "books.unread": Event(Level.WARNING, "The books could not be compared this time.", ("error",)),
     "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
     "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),
     "worker.lost": Event(

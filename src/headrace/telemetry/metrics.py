@@ -283,6 +283,18 @@ class Metrics:
         series_max=32,
     )
 
+    # The books.
+    reconciliation_differences: Gauge = _gauge(
+        "headrace_reconciliation_differences",
+        "Differences that the last comparison of the books found, by cause; see docs/operate/reconciliation.md.",
+        labels=("cause",),
+        series_max=32,
+    )
+    reconciled_s: Gauge = _gauge(
+        "headrace_reconciled_timestamp_seconds",
+        "When the books were compared last, in Unix seconds; 0 for never.",
+    )
+
     # The service itself.
     ledger_backlog: Gauge = _gauge("headrace_ledger_backlog", "Usage records that are not on disk yet.")
     ledger_committed: Counter = _counter("headrace_ledger_committed_total", "Usage records on disk.")
