@@ -251,6 +251,20 @@ def test_salts_are_one_over_workers_and_restarts_until_they_are_rotated(tmp_path
     assert rotated.isdisjoint(first)
 
 
+def test_salts_are_told_to_engines_alone(kinds: Kinds, keys: dict[str, str]) -> None:
+    """T47: with one, and a way to the engine, a tenant's cache could be looked into."""
+    salts = {kinds.salt("vllm", key) for key in keys.values()}
+    data = kinds.running.data
+    told = [
+        (data / "logs" / "headrace.log").read_text(),
+        json.dumps(kinds.running.status()),
+        kinds.running.admin("/metrics")[1].decode(),
+        kinds.running.get("/v1/models", key=keys["alone"])[2].decode(),
+        *(path.read_bytes().decode("latin-1") for path in data.glob("headrace.db*")),
+    ]
+    assert not [salt for salt in salts if salt is not None and any(salt in each for each in told)]
+
+
 def test_where_users_are_kept_apart_the_keys_of_one_user_share(kinds: Kinds, keys: dict[str, str]) -> None:
     """T42."""
     made = [
