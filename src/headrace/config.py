@@ -233,6 +233,21 @@ class AuthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys_keep_s: float = 86400.0
 
 
+class StoresConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where tenants, keys and the ledger are kept.
+
+    Attributes:
+        database: Reference to the address of a PostgreSQL database that several gateways share, `env:NAME` or `file:PATH`;
+            never the address itself, which holds a password. "" keeps all in the data directory.
+        stale_max_s: How long the copy of its tenants and keys is gone by while that database can't be asked.
+        shipped_keep_s: How long records stay in the data directory after they were shipped there.
+    """
+
+    database: str = ""
+    stale_max_s: float = 3600.0
+    shipped_keep_s: float = 35 * 86400.0
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded engine.
 
@@ -295,6 +310,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auth: AuthConfig = AuthConfig()
     budgets: Assumptions = Assumptions()
     media: MediaConfig = MediaConfig()
+    stores: StoresConfig = StoresConfig()
     engine: EngineConfig = EngineConfig()
     prefix_cache: PrefixCacheConfig = PrefixCacheConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
@@ -422,6 +438,8 @@ _AT_LEAST: dict[str, float] = {
     "tenant_defaults.concurrency_max": 0,
     "tenant_defaults.tokens_per_minute": 0,
     "tenant_defaults.tokens_burst": 0,
+    "stores.stale_max_s": 1,
+    "stores.shipped_keep_s": 0,
     "engine.slots": 1,
     "engine.context_tokens": 256,
     "engine.threads": 0,

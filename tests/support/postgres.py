@@ -58,11 +58,15 @@ class PostgresServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self.programs / "postgres", "-D", self.data, "-h", "127.0.0.1", "-p", str(self.port),
-                 "-k", "", "-c", "max_connections=60", "-c", "shared_buffers=32MB"],
+                 "-k", "", "-c", "max_connections=60", "-c", "shared_buffers=32MB", "-c", "fsync=off"],
                 user=_NOBODY, extra_groups=[] if _NOBODY else None, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 cwd=self.directory, start_new_session=True,
             )  # fmt: skip
@@ -76,28 +80,38 @@ class PostgresServer:
             time.sleep(0.05)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the server and all its processes: SIGSTOP, SIGCONT, SIGKILL."""
-        os.killpg(self.pid, number)
+        """To the server and all its processes, each of which leads a session of its own: SIGSTOP, SIGCONT, SIGKILL."""
+        for pid in (self.pid, *self._children()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def kill(self) -> None:
+        children = self._children()
         self.signal(signal.SIGKILL)
-        self._wait()
+        self._wait(children)
 
     def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self.is_running:
+            assert self._process is not None
+            children = self._children()
             self._process.send_signal(signal.SIGQUIT)
-            self._wait()
+            self._wait(children)
 
-    def _wait(self) -> None:
+    def _children(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                # The name in the middle is in brackets and may hold anything; the parent is the second word after it.
+                if int(entry.read_text().rpartition(")")[2].split()[1]) == self.pid:
+                    found.append(int(entry.parent.name))
+        return found
+
+    def _wait(self, children: list[int]) -> None:
+        """Until all are gone: they share memory that the next server wants to be free."""
         assert self._process is not None
         self._process.wait(START_LIMIT_S)
-        # Its children end by themselves when they see that it is gone; until then they hold its shared memory.
         end_s = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < end_s:
-            try:
-                os.killpg(self._process.pid, 0)
-            except ProcessLookupError:
-                return
+        while any(map(_lives, children)) and time.monotonic() < end_s:
             time.sleep(0.02)
 
     def new_database(self, name: str) -> str:
@@ -134,6 +148,14 @@ def postgres_server() -> Iterator[PostgresServer]:
             server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    """Whether it is there and no zombie, which holds nothing any more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _reachable(programs: Path, directory: Path) -> Path:

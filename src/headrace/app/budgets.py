@@ -15,7 +15,7 @@ from headrace.policies.prices import PriceBook
 from headrace.policies.spending import Assumptions
 from headrace.stores import spending, tenants
 from headrace.stores.ledger import Ledger
-from headrace.stores.opening import open_database
+from headrace.stores.opening import open_local
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -37,7 +37,7 @@ def begin_budgets(
 
     Raises ConfigError where the database can't be read.
     """
-    store = tenants.open_tenants(data, clock=clock)
+    store = tenants.open_served(data, clock=clock)
     try:
         limits = limits_of((tenant.name, tenant.agreement.terms) for tenant in store.tenants())
     finally:
@@ -84,7 +84,7 @@ def _reader(
     ) -> list[spending.Before]:
         if not wanted:
             return []
-        database = open_database(data)
+        database = open_local(data)
         try:
             return spending.read_spending(database, wanted, recorded)
         finally:

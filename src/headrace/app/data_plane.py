@@ -71,8 +71,8 @@ class DataPlane:
         self._log = log
         self._clock = clock
         self._port = 0
-        self._tenants = tenants.open_tenants(data, clock=clock)
-        self._prices = prices.open_prices(data, clock=clock)
+        self._tenants = tenants.open_served(data, clock=clock)
+        self._prices = prices.open_served(data, clock=clock)
         secret = pepper.load(data / pepper.NAME)
         partitions = CachePartitions(secret, rotation=config.prefix_cache.salt_rotation)
         self._auth = Authenticator(
@@ -97,6 +97,7 @@ class DataPlane:
             lender=lender,
         )
         self._keys_revision = 0
+        self._gateway.keys_are_stale = self._are_keys_stale()
         self._gateway.usage.prices = self._prices.book()
         self._go_by(*self._read_keys())
 
@@ -138,6 +139,7 @@ class DataPlane:
         while True:
             await asyncio.sleep(KEY_CHECK_S)
             try:
+                self._gateway.keys_are_stale = await asyncio.to_thread(self._are_keys_stale)
                 if self._clock.now_s() >= uses_due_s:
                     uses_due_s = self._clock.now_s() + USES_EVERY_S
                     await asyncio.to_thread(self._tenants.note_uses, self._take_uses())
@@ -164,6 +166,11 @@ class DataPlane:
         uses, self._gateway.uses = self._gateway.uses, {}
         to_wall_s = self._clock.wall_s() - self._clock.now_s()
         return {key_id: moment_s + to_wall_s for key_id, moment_s in uses.items()}
+
+    def _are_keys_stale(self) -> bool:
+        """Whether they are a copy of a central database that could not be asked for too long."""
+        copied_s = self._tenants.copied_s()
+        return copied_s is not None and self._clock.wall_s() - copied_s > self._config.stores.stale_max_s
 
     def _read_keys(self) -> tuple[dict[bytes, KeyEntry], dict[TenantId, Principal]]:
         """The key ring, and where tokens are accepted, every tenant: one without a key may have tokens."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import headrace
 from headrace.app import admin
 from headrace.app.budgets import begin_budgets
+from headrace.app.central import Central
 from headrace.app.control_plane import ControlPlane
 from headrace.app.data_plane import DataPlane
 from headrace.app.process import calm_the_collector
@@ -33,7 +34,7 @@ from headrace.core.signing import KeySet
 from headrace.policies.levels import Level
 from headrace.policies.limits import LevelUse
 from headrace.policies.shadow import ShadowView
-from headrace.stores import sqlite, tenants
+from headrace.stores import opening, sqlite, tenants
 from headrace.stores.ledger import Adoption, Ledger
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logfile import RotatingFile
@@ -145,11 +146,14 @@ class Service:
             clock=self._clock,
             queue_max=config.ledger.records_max,
             is_lenient=config.ledger.is_lenient,
+            is_shipped=bool(config.stores.database),
             on_failure=self._ledger_failed,
             on_recovery=lambda outage_s: self._log.event("ledger.recovered", outage_s=outage_s),
             on_commit=lambda settled: self._tell_commit(settled),
             on_adoption=self._ledger_adopted,
         )
+        opening.prepare(data, config.stores.database)
+        self._central = self._begin_central()
         self._ledger.start(journals(data))
         self._budgets = begin_budgets(
             data,
@@ -178,7 +182,7 @@ class Service:
             chance=chance,
         )
         # For the admin port; the gateway has a connection of its own.
-        self._identity = tenants.open_tenants(data, clock=self._clock)
+        self._identity = tenants.open_changed(data, clock=self._clock)
         self._admin = self._build_admin()
 
     async def run(self) -> None:
@@ -209,6 +213,8 @@ class Service:
                     tasks.create_task(self._budgets.run(), name="budgets"),
                     tasks.create_task(self._reconciliation.run(), name="reconciliation"),
                 ]
+                if self._central is not None:
+                    running.append(tasks.create_task(self._central.run(), name="central"))
                 await self._stop.wait()
                 cut = await self._drain()
                 for task in running:
@@ -222,6 +228,8 @@ class Service:
             await asyncio.to_thread(self._ledger.stop)
             if self._own_records is not None:
                 self._own_records.close()
+            if self._central is not None:
+                await asyncio.to_thread(self._central.finish)
             self._admin.stop()
             self._identity.close()
             self._front.close()
@@ -243,6 +251,19 @@ class Service:
             log=self._log,
             clock=self._clock,
         )
+
+    def _begin_central(self) -> Central | None:
+        """In step with the central database, where there is one."""
+        stores = self._config.stores
+        if not stores.database:
+            return None
+        central = Central(stores, self._data, metrics=self._metrics, log=self._log, clock=self._clock)
+        try:
+            central.begin()
+        except BaseException:
+            central.close()
+            raise
+        return central
 
     def _build_front(self, chance: random.Random) -> Front:
         if self._config.server.workers == 1:
@@ -392,6 +413,8 @@ class Service:
         if isinstance(self._front, DataPlane):
             self._front.fill_gauges()
         self._budgets.fill_gauges()
+        if self._central is not None:
+            self._central.fill_gauges()
         self._metrics.ledger_backlog.labels().set(self._ledger.backlog)
         self._metrics.ledger_committed.labels().set(self._ledger.committed)
         self._metrics.ledger_failing.labels().set(self._ledger.failed is not None)
@@ -409,6 +432,7 @@ class Service:
             uptime_s=self._clock.now_s() - self._started_s,
             workers=self._front.rows(),
             budgets=self._budgets.rows(),
+            central=None if self._central is None else self._central.status(),
             requests=ended_requests([state_of(self._metrics, names=REQUEST_COUNTS), *counted]),
             ledger={
                 "backlog": self._ledger.backlog,

@@ -25,11 +25,13 @@ def service_status(
     requests: Mapping[str, Mapping[str, int]],
     workers: Sequence[Mapping[str, Any]] = (),
     budgets: Sequence[Mapping[str, Any]] = (),
+    central: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Sums over the data planes; the keys' revision is the oldest that any of them goes by.
 
     Args:
         requests: How many ended how, by outcome and reason.
+        central: How the central database fares; None where there is none.
     """
     waiting = sum(plane.waiting for plane in planes)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in deployments}
@@ -81,6 +83,7 @@ def service_status(
             "revision": min((plane.keys_revision for plane in planes), default=0),
         },
         "ledger": dict(ledger),
+        "central": None if central is None else dict(central),
         "workers": [dict(row) for row in workers],
         "budgets": [dict(row) for row in budgets],
     }

@@ -8,6 +8,7 @@ import headrace
 from headrace.cli import (
     admins,
     audit,
+    db,
     engine,
     invoice,
     keys,
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         invoice,
         reconcile,
         models,
+        db,
         engine,
     ):
         module.add(commands)

@@ -128,6 +128,8 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
             f"usage records: {_shown(ledger.get('committed'))} on disk, "
             f"{_shown(ledger.get('backlog'))} waiting, {_shown(ledger.get('failed'))} failures"
         )
+    if central := status.get("central"):
+        lines += _central(central)
     lines += _cache_risks(status.get("deployments", []))
     return lines
 
@@ -139,6 +141,16 @@ def _cache_risks(deployments: list[dict[str, Any]]) -> list[str]:
         if risk := replica.get("cache_risk"):
             found.setdefault(_shown(risk), {})[_shown(replica.get("id"))] = None
     return [f"prompt cache of {', '.join(replicas)}: {risk}" for risk, replicas in found.items()]
+
+
+def _central(central: dict[str, Any]) -> list[str]:
+    """How old the copy of tenants and keys is, how long records have waited, and what is wrong if something is."""
+    lines = [
+        f"central database {_shown(central.get('name'))}: keys {_duration(central.get('keys_age_s'))} old, "
+        f"records {_duration(central.get('ledger_lag_s'))} behind"
+    ]
+    errors = dict.fromkeys((central.get("keys_error"), central.get("ledger_error")))
+    return lines + [f"  {_shown(error)}" for error in errors if error]
 
 
 def _ended(requests: dict[str, dict[str, int]]) -> str:

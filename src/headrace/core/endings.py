@@ -233,6 +233,7 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
         "of a durable tenant: the record of a whole answer could not be committed before its deadline, or the disk refuses",
         reason=Reason.UNRECORDED,
     ),
+    _refused(Reason.KEYS_STALE, errors.Saturated, "nobody knows whether its key has been revoked meanwhile"),
     _refused(
         Reason.WORK_UNKNOWN,
         errors.Saturated,

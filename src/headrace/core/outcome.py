@@ -97,6 +97,7 @@ class Reason(StrEnum):
     QUOTA_UNAVAILABLE = "quota_unavailable"  # nobody says what is left of a quota
     LEDGER_BEHIND = "ledger_behind"  # usage can't be recorded at the moment
     UNRECORDED = "unrecorded"  # its answer was whole, and its record couldn't be committed, as was agreed
+    KEYS_STALE = "keys_stale"  # nobody knows which keys have been revoked since
     WORK_UNKNOWN = "work_unknown"  # nobody says whether work with this Idempotency-Key was done
     PRESSED = "pressed"  # the process is short of memory, descriptors or time
     DRAINING = "draining"  # it came after the service was asked to stop

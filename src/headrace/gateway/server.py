@@ -113,6 +113,7 @@ class Gateway:
         self._limits = limits
         self._deadlines = limits.deadlines
         self._accepts_work = accepts_work
+        self.keys_are_stale = False  # set by who watches them
         self._ladder = ladder
         # What the ladder allows, set by the tick so that a request only looks: requests in progress, and keep-alive.
         self._work_max = self._work_room = sys.maxsize if ladder is None else ladder.work_max
@@ -259,6 +260,10 @@ class Gateway:
             raise Saturated(
                 "usage can't be recorded at the moment", retry_after_s=5.0, reason=Reason.LEDGER_BEHIND
             )
+        if self.keys_are_stale:
+            raise Saturated(
+                "keys can't be checked at the moment", retry_after_s=5.0, reason=Reason.KEYS_STALE
+            )
         if self.in_progress >= self._work_max:  # many bodies may have been on their way when there was room
             raise self._work_refusal()
 
@@ -378,7 +383,9 @@ class Gateway:
     @property
     def is_ready(self) -> bool:
         """Whether a load balancer should send work here: something is ready to answer, and we are not on the way out."""
-        return not self._is_draining and self._accepts_work() and any(True for _ in self.dispatch.loads())
+        if self._is_draining or self.keys_are_stale or not self._accepts_work():
+            return False
+        return any(True for _ in self.dispatch.loads())
 
     @property
     def connection_count(self) -> int:

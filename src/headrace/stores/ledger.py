@@ -17,7 +17,7 @@ from pathlib import Path
 from headrace.core.clock import Clock
 from headrace.core.ids import RequestId
 from headrace.core.usage import ExecutionRecord, UsageRecord
-from headrace.stores import journal, ledger_rows, sqlite
+from headrace.stores import journal, ledger_rows, shipping, sqlite
 from headrace.stores.journal import Entry, Mark
 
 # Above this a group is cut down to a power of two and is one statement per table. The rest is early for the next group.
@@ -64,6 +64,7 @@ class Ledger:
             work, so the queue is bounded by this plus the requests that are in progress.
         is_lenient: While the disk refuses, up to `queue_max` records may wait before the ledger counts as behind;
             otherwise it does at once.
+        is_shipped: Whether each group is noted for a central database; see stores.shipping.
         on_commit: Told, by the writer thread after each group, how many records are settled since the start: they are in
             the database for good, in the order in which they came.
         on_adoption: Told, by the writer thread or within `start`, what a journal gave.
@@ -81,6 +82,7 @@ class Ledger:
         flush_s: float = 0.02,
         queue_max: int = 10_000,
         is_lenient: bool = False,
+        is_shipped: bool = False,
         on_failure: Callable[[str], None],
         on_recovery: Callable[[float], None] = lambda outage_s: None,
         on_commit: Callable[[int], None] = lambda settled: None,
@@ -93,6 +95,7 @@ class Ledger:
         self._flush_s = flush_s
         self._queue_max = queue_max
         self._is_lenient = is_lenient
+        self._is_shipped = is_shipped
         self._on_failure = on_failure
         self._on_recovery = on_recovery
         self._on_commit = on_commit
@@ -260,7 +263,7 @@ class Ledger:
             if not self._pending:
                 self._pending = [self._queue.popleft() for _ in range(self._group_size())]
             started_s = self._clock.now_s()
-            duplicates, rejected = ledger_rows.write_group(connection, self._sort_out)
+            duplicates, rejected = self._write(connection, self._sort_out)
             self._commit_s = self._clock.now_s() - started_s
             self._duplicates += duplicates
             self._set_aside(rejected)
@@ -276,6 +279,14 @@ class Ledger:
         while self._journals and self._journals[0][0] <= self._settled:
             self._take_over(connection, self._journals[0][1])
             self._journals.popleft()
+
+    def _write(
+        self,
+        connection: sqlite3.Connection,
+        sort_out: Callable[[], tuple[Sequence[Entry], Sequence[Entry]]],
+    ) -> tuple[int, list[str]]:
+        noted_s = self._clock.wall_s() if self._is_shipped else None
+        return ledger_rows.write_group(connection, sort_out, noted_s=noted_s)
 
     def _sort_out(self) -> tuple[list[Entry], list[Entry]]:
         """What to write of the group, and what of it is in the place of something earlier."""
@@ -295,7 +306,7 @@ class Ledger:
         missing = [
             entry for entry in found.entries if not ledger_rows.has_record(connection, entry[0].request_id)
         ]
-        _, rejected = ledger_rows.write_group(connection, lambda: (missing, []))
+        _, rejected = self._write(connection, lambda: (missing, []))
         self._set_aside(rejected)
         with sqlite.transaction(connection):
             orphans = [
@@ -303,6 +314,8 @@ class Ledger:
             ]
             for mark in orphans:
                 ledger_rows.insert_orphan(connection, mark, found_s=self._clock.wall_s())
+            if self._is_shipped:
+                shipping.note(connection, [mark.request_id for mark in orphans], at_s=self._clock.wall_s())
         kept: Path | None = None
         if found.torn:
             kept = path.with_suffix(".torn")

@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 from headrace.core.ids import RequestId
 from headrace.core.outcome import AttemptOutcome, Outcome
 from headrace.core.usage import ExecutionRecord, UsageRecord
-from headrace.stores import sqlite
+from headrace.stores import shipping, sqlite
 from headrace.stores.journal import Entry, Mark
 
 Row = tuple[object, ...]
@@ -30,7 +30,10 @@ _RECORD_ERRORS = (
 
 
 def write_group(
-    connection: sqlite3.Connection, sort_out: Callable[[], tuple[Sequence[Entry], Sequence[Entry]]]
+    connection: sqlite3.Connection,
+    sort_out: Callable[[], tuple[Sequence[Entry], Sequence[Entry]]],
+    *,
+    noted_s: float | None = None,
 ) -> tuple[int, list[str]]:
     """Writes entries in one transaction. Returns how many of their records were there already, and what is said of
     those that their table refuses: these are set aside, and the others are written.
@@ -38,17 +41,25 @@ def write_group(
     Args:
         sort_out: The entries, and those that are in the place of earlier ones. Asked when the transaction has begun, which
             may have to wait for others.
+        noted_s: The time, where the group is to be shipped to a central database; see stores.shipping.
     """
     try:
         with sqlite.transaction(connection):
             entries, replacing = sort_out()
             duplicates = _write(connection, entries)
             _write(connection, replacing)  # where what they replace is there, it stays
+            _note(connection, [*entries, *replacing], noted_s)
             return duplicates, []
     except _RECORD_ERRORS:
         with sqlite.transaction(connection):
             entries, replacing = sort_out()
+            _note(connection, [*entries, *replacing], noted_s)
             return _write_singly(connection, [*entries, *replacing])
+
+
+def _note(connection: sqlite3.Connection, entries: Sequence[Entry], noted_s: float | None) -> None:
+    if noted_s is not None:
+        shipping.note(connection, [usage.request_id for usage, _ in entries], at_s=noted_s)
 
 
 def _write_singly(connection: sqlite3.Connection, entries: Sequence[Entry]) -> tuple[int, list[str]]:

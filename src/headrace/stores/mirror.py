@@ -16,21 +16,52 @@ from headrace.stores.sqlite import SqliteDatabase
 # What is copied, parents before children. Every change of a row in one of them counts in `tenancy`.
 MIRRORED = ("tenant", "api_key", "price")
 # How old the note may get that says when the copy was last true: a commit on a disk, several times a minute.
-_NOTE_EVERY_S = 10.0
+NOTE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
     revision: int
-    schema: int
     installation: str
+
+
+def version_of(central: Database) -> _Version:
+    """Which database it is, and of when. Raises ConfigError when it hasn't the schema of this version, or can't be had."""
+    found = central.row(
+        "SELECT (SELECT revision FROM tenancy), (SELECT id FROM installation), (SELECT max(number) FROM migration)"
+    )
+    assert found is not None, "there is always one row"
+    if found[2] != schema.NEWEST:
+        raise ConfigError(
+            f"{central.name}: has schema {found[2]}, and this version works with {schema.NEWEST}; see: headrace db status"
+        )
+    return _Version(found[0], found[1])
+
+
+def refuse_strangers(local: Database, central: Database, version: _Version) -> None:
+    """Raises ConfigError when what is here belongs to another central database, or to none."""
+    noted = local.row("SELECT source FROM mirror")
+    if noted is None:
+        if any(local.row(f"SELECT 1 FROM {table} LIMIT 1") is not None for table in MIRRORED):
+            raise ConfigError(
+                f"{local.name} has tenants or prices of its own; bring them to {central.name}"
+                " with `headrace db move`, or choose another directory with --data"
+            )
+    elif noted[0] != version.installation:
+        raise ConfigError(
+            f"{central.name} is another database than the one that {local.name} belongs to;"
+            " choose another directory with --data, or see docs/operate/postgres.md"
+        )
 
 
 class Mirror:
     """Copies what the central database says of tenancy; both of its connections are its own."""
 
-    def __init__(self, local: SqliteDatabase, central: Database, *, clock: Clock) -> None:
+    def __init__(
+        self, local: SqliteDatabase, central: Database, *, clock: Clock, note_every_s: float = NOTE_EVERY_S
+    ) -> None:
         self._local = local
+        self._note_every_s = note_every_s
         self._central = central
         self._clock = clock
         self._noted_s = 0.0
@@ -41,16 +72,16 @@ class Mirror:
 
         Raises ConfigError where the central database can't be had or isn't the one that was copied before.
         """
-        version = self._version()
+        version = version_of(self._central)
         if version == self._seen:
             self._note_true(version)
             return False
         with self._central.snapshot():
-            version = self._version()
+            version = version_of(self._central)
             tables = {table: self._read(self._central, table) for table in MIRRORED}
             pepper_check = self._central.row("SELECT pepper_check FROM tenancy")
         assert pepper_check is not None, "its one row is made with the table"
-        self._refuse_strangers(version)
+        refuse_strangers(self._local, self._central, version)
         with self._local.transaction():
             # Within one change rows may for a moment name others that come later in it.
             self._local.execute("PRAGMA defer_foreign_keys = ON")
@@ -69,35 +100,8 @@ class Mirror:
         self._local.close()
         self._central.close()
 
-    def _version(self) -> _Version:
-        found = self._central.row(
-            "SELECT (SELECT revision FROM tenancy), (SELECT max(number) FROM migration), (SELECT id FROM installation)"
-        )
-        assert found is not None, "there is always one row"
-        version = _Version(*found)
-        if version.schema != schema.NEWEST:
-            raise ConfigError(
-                f"{self._central.name}: has schema {version.schema}, and this version works with {schema.NEWEST}"
-            )
-        return version
-
-    def _refuse_strangers(self, version: _Version) -> None:
-        noted = self._local.row("SELECT source FROM mirror")
-        if noted is None:
-            own = self._local.row("SELECT count(*) FROM tenant")
-            if own is not None and own[0]:
-                raise ConfigError(
-                    f"{self._local.name} has {own[0]} tenants of its own; bring them to {self._central.name}"
-                    " with `headrace db move`, or choose another directory with --data"
-                )
-        elif noted[0] != version.installation:
-            raise ConfigError(
-                f"{self._central.name} is another database than the one that {self._local.name} belongs to;"
-                " choose another directory with --data, or see docs/operate/postgres.md"
-            )
-
     def _note_true(self, version: _Version) -> None:
-        if not 0.0 <= self._clock.wall_s() - self._noted_s < _NOTE_EVERY_S:
+        if not 0.0 <= self._clock.wall_s() - self._noted_s < self._note_every_s:
             self._write_note(version)
 
     def _write_note(self, version: _Version) -> None:

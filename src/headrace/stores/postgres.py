@@ -139,9 +139,11 @@ class PostgresDatabase:
                 cursor.execute(
                     f"INSERT INTO {table} ({quoted}) SELECT {quoted} FROM {staging} ON CONFLICT DO NOTHING"
                 )
+                loaded = cursor.rowcount
+                cursor.execute(f"TRUNCATE {staging}")  # more may come within the same transaction
             except (psycopg.IntegrityError, psycopg.DataError) as error:
                 raise RowRefused(self._told(error)) from error
-            return cursor.rowcount
+            return loaded
 
     def has_table(self, name: str) -> bool:
         found = self.row(

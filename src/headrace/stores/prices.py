@@ -146,6 +146,11 @@ def open_prices(data: Path, *, clock: Clock, actor: str = "service", must_exist:
     return PriceStore(opening.open_database(data, must_exist=must_exist), clock=clock, actor=actor)
 
 
+def open_served(data: Path, *, clock: Clock) -> PriceStore:
+    """What a gateway goes by: in the data directory itself, although it may be a copy."""
+    return PriceStore(opening.open_local(data), clock=clock, actor="service")
+
+
 def versions(database: Database) -> list[Price]:
     """All of them, in the order in which they were entered."""
     return [_price(row) for row in database.rows(f"SELECT {_COLUMNS} FROM price ORDER BY number")]

@@ -57,19 +57,16 @@ def refuse_newer(database: Database, reached: int) -> None:
 
 
 def downgrade(database: Database, *, to: int, lose: bool = False) -> int:
-    """Takes steps back until `to` are left. Returns how many it took.
+    """Takes steps back until `to` are left, all of them or none. Returns how many it took.
 
     Args:
-        lose: Go on although rows are there that the older schema can't hold.
-    Raises: ConfigError, before anything was changed by that step, where it would lose something.
+        lose: Go on although rows are there that an older schema can't hold.
+    Raises: ConfigError where a step would lose something.
     """
-    taken = 0
-    refuse_newer(database, number(database))
-    while True:
-        with database.transaction():
-            reached = number(database)
-            if reached <= to:
-                return taken
+    with database.transaction():
+        reached = before = number(database)
+        refuse_newer(database, reached)
+        while reached > to:
             migration = MIGRATIONS[reached - 1]
             if not lose and (lost := losses(database, migration)):
                 raise ConfigError(
@@ -78,7 +75,8 @@ def downgrade(database: Database, *, to: int, lose: bool = False) -> int:
                 )
             _run(database, migration.down)
             database.execute("DELETE FROM migration WHERE number = ?", (reached,))
-            taken += 1
+            reached -= 1
+    return max(0, before - to)
 
 
 def losses(database: Database, migration: Migration) -> list[str]:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from headrace.core.clock import Clock
 from headrace.stores.database import Database, Row, RowRefused, columns
+from headrace.stores.mirror import refuse_strangers, version_of
 from headrace.stores.sqlite import SqliteDatabase
 
 if TYPE_CHECKING:
     from headrace.stores.postgres import PostgresDatabase  # needs an extra
 
 # In the order in which they are copied: the central tables look at rows of requests when attempts come.
-SHIPPED = ("usage", "attempt")
+SHIPPED = ("usage", "attempt", "orphan")
 RECORDS_MAX = 2000
 _GROUPS_MAX = 256
 _IN_GROUPS = (
@@ -80,6 +81,8 @@ class Shipper:
                 break
             last = number
             records += count
+        # Rows that went to a stranger, or into other tables than ours, would count as shipped and be lost.
+        refuse_strangers(self._local, self._central, version_of(self._central))
         refused = self._copy(first, last)
         self._local.execute("UPDATE shipping SET number = ?", (last,))
         return Shipment(records, refused, is_last=last == groups[-1][0] and len(groups) < _GROUPS_MAX)

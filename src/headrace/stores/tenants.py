@@ -12,11 +12,11 @@ from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.roles import Role
 from headrace.core.tenant import Principal, TenantLimits
-from headrace.stores import admins, audit, key_ring, key_terms, keys, opening, pepper, tenant_rows
+from headrace.stores import admins, audit, key_ring, key_terms, keys, mirror, opening, pepper, tenant_rows
 from headrace.stores.admins import AdminRecord
 from headrace.stores.agreements import Agreement
 from headrace.stores.audit import Act, Action
-from headrace.stores.database import Database
+from headrace.stores.database import Database, Kind
 from headrace.stores.key_ring import InForce, KeyEntry
 from headrace.stores.keys import KeyRecord
 from headrace.stores.tenant_rows import TenantRecord
@@ -35,11 +35,20 @@ class TenantStore:
         unreadable: What was wrong with tenants and keys that the last `key_ring` left out.
     """
 
-    def __init__(self, database: Database, pepper: bytes, *, clock: Clock, actor: str = "service") -> None:
+    def __init__(
+        self,
+        database: Database,
+        pepper: bytes,
+        *,
+        clock: Clock,
+        actor: str = "service",
+        is_checked: bool = False,
+    ) -> None:
         """Takes the database over. Raises ConfigError when its keys were made with another pepper.
 
         Args:
             actor: Who acts; see stores.audit.Act.
+            is_checked: Its pepper is known to be this one.
         """
         self._database = database
         self._pepper = pepper
@@ -47,6 +56,8 @@ class TenantStore:
         self._actor = actor
         self._seen: int | None = None
         self.unreadable: tuple[str, ...] = ()
+        if is_checked:
+            return
         try:
             self._check_pepper()
         except BaseException:
@@ -308,6 +319,10 @@ class TenantStore:
         with self._database.snapshot():
             return key_ring.keyless(self._database, InForce(defaults, shadow, workers))
 
+    def copied_s(self) -> float | None:
+        """When this copy of a central database was last true, in Unix seconds; None where it is no copy."""
+        return mirror.seen_s(self._database)
+
     def revision(self) -> int:
         """Grows with every change of a tenant or key; what `key_ring` read last is `ring_revision`."""
         with self._database.snapshot():
@@ -348,8 +363,15 @@ class TenantStore:
     def _check_pepper(self) -> None:
         check = key_format.digest(self._pepper, _PEPPER_CHECK)
         with self._database.transaction():
-            if self._database.row("SELECT pepper_check FROM tenancy") == (check,):
+            known = self._database.row("SELECT pepper_check FROM tenancy")
+            if known == (check,):
                 return
+            is_shared = self._database.kind is Kind.POSTGRES or self.copied_s() is not None
+            if is_shared and known != (None,):
+                raise ConfigError(
+                    f"{self._database.name}: is used with another pepper; copy the file `{pepper.NAME}` from the data"
+                    " directory of a service that uses it, mode 0600"
+                )
             if self._database.row("SELECT 1 FROM api_key LIMIT 1") is not None:
                 raise ConfigError(
                     f"{self._database.name}: its keys were made with another pepper, so none of them would work;"
@@ -362,7 +384,24 @@ def open_tenants(
     data: Path, *, clock: Clock, actor: str = "service", must_exist: bool = False
 ) -> TenantStore:
     """The store of that data directory, with its pepper; `must_exist` as for stores.opening.open_database."""
-    database = opening.open_database(data, must_exist=must_exist)
+    return _with_pepper(opening.open_database(data, must_exist=must_exist), data, clock=clock, actor=actor)
+
+
+def open_served(data: Path, *, clock: Clock) -> TenantStore:
+    """What a gateway goes by: in the data directory itself, although it may be a copy."""
+    return _with_pepper(opening.open_local(data), data, clock=clock, actor="service")
+
+
+def open_changed(data: Path, *, clock: Clock) -> TenantStore:
+    """What a running service changes. It has checked the database when it began, or could not have it: it is asked when it
+    is needed."""
+    if not (reference := opening.remembered(data)):
+        return open_tenants(data, clock=clock)
+    secret = pepper.load(data / pepper.NAME)
+    return TenantStore(opening.connect_central(reference), secret, clock=clock, is_checked=True)
+
+
+def _with_pepper(database: Database, data: Path, *, clock: Clock, actor: str) -> TenantStore:
     try:
         secret = pepper.load(data / pepper.NAME)
     except BaseException:

@@ -155,7 +155,9 @@ EVENTS: dict[str, Event] = {
     "tls.expired": Event(
         Level.ERROR, "The certificate had expired when the service started.", ("days_left",)
     ),
-    "keys.reloaded": Event(Level.INFO, "Changed API keys are in force.", ("keys", "tenants")),
+    "keys.reloaded": Event(
+        Level.INFO, "Changed API keys, tenants or prices are in force.", ("keys", "tenants")
+    ),
     "keys.failing": Event(Level.ERROR, "Changed API keys can't be read; those in force stay.", ("error",)),
     "issuer.answered": Event(
         Level.INFO,
@@ -184,6 +186,25 @@ EVENTS: dict[str, Event] = {
         ("reason", "count", "subjects"),
     ),
     "books.unread": Event(Level.WARNING, "The books could not be compared this time.", ("error",)),
+    "central.failing": Event(
+        Level.ERROR,
+        "The central database can't be had: for keys (the copy here is gone by) or for the ledger (records wait on disk).",
+        ("part", "error"),
+    ),
+    "central.recovered": Event(Level.INFO, "It can be had again.", ("part", "outage_s")),
+    "keys.stale": Event(
+        Level.ERROR,
+        "The copy of tenants and keys is too old to be gone by: requests are refused until it is renewed.",
+        ("age_s",),
+    ),
+    "ledger.lagging": Event(
+        Level.ERROR, "Records reach the central database too slowly, or not at all.", ("lag_s",)
+    ),
+    "ledger.row_refused": Event(
+        Level.ERROR,
+        "The central database refused a row, which is in its `usage_rejected` now: a bug of ours.",
+        ("request_id",),
+    ),
     "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
     "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),
     "worker.lost": Event(

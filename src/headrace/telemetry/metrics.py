@@ -313,6 +313,23 @@ class Metrics:
         "headrace_ledger_orphans_total",
         "Requests that a replica had when the process died that had sent them, and of which no record is left.",
     )
+    ledger_shipped: Counter = _counter(
+        "headrace_ledger_shipped_total", "Usage records that have reached the central database."
+    )
+    ledger_lag_seconds: Gauge = _gauge(
+        "headrace_ledger_lag_seconds",
+        "For how long the oldest usage record has waited for the central database.",
+    )
+    central_failing: Gauge = _gauge(
+        "headrace_central_failing",
+        "1 while the central database can't be had for this, else 0.",
+        labels=("part",),
+        series_max=2,
+    )
+    keys_age_seconds: Gauge = _gauge(
+        "headrace_keys_age_seconds",
+        "How old the copy of the central database's tenants and keys is.",
+    )
     pressure_level: Gauge = _gauge(
         "headrace_pressure_level",
         "What is given up to get by with what there is: 0 nothing, 1 keep-alive, 2 new work as well.",
