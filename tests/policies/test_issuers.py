@@ -177,7 +177,9 @@ def test_an_agreement_that_makes_no_sense_is_refused(changed: dict[str, Any], to
 
 
 def test_each_provider_stands_there_once() -> None:
-    check_issuers([ISSUER, issuer(name="b", issuer="https://b.example", algorithms=tuple(ALGORITHMS))])
+    scopes = {"vectors": ScopeRule(endpoints=("/v1/embeddings", "/v1/completions")), "all": ScopeRule()}
+    other = issuer(name="b", issuer="https://b.example", algorithms=tuple(ALGORITHMS), scopes=scopes)
+    check_issuers([ISSUER, other])
     for changed in ({"name": "b"}, {"issuer": "https://b.example"}):
         with pytest.raises(ConfigError, match="repeats"):
             check_issuers([ISSUER, issuer(**changed)])
