@@ -34,15 +34,6 @@ def service_status(
         central: How the central database fares; None where there is none.
     """
     waiting = sum(plane.waiting for plane in planes)
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in deployments}
-    slots = {
-        (name, replica.id): replica.slots
-        for name, deployment in deployments.items()
-        for replica in deployment.replicas
-    }
-    for replica in replicas:
-        name = replica.deployment
-        rows.setdefault(name, []).append(_replica(replica, planes, slots.get((name, replica.replica), 0)))
     return {
         "version": headrace.__version__,
         "uptime_s": uptime_s,
@@ -52,32 +43,7 @@ def service_status(
         "queued": waiting,
         "requests": {outcome: dict(reasons) for outcome, reasons in requests.items()},
         "pressure": _pressure(planes),
-        "deployments": [
-            {
-                "model": name,
-                "tasks": sorted(task.value for task in deployment.tasks),
-                "revision": deployment.revision,
-                "ready": len(deployment.replicas),
-                "cache_isolation": deployment.cache_isolation,
-                **_queue([plane.queues[name] for plane in planes if name in plane.queues]),
-                "replicas": rows[name],
-            }
-            for name, deployment in deployments.items()
-        ]
-        # Servers that have never answered, so that nobody knows what they offer.
-        + [
-            {
-                "model": None,
-                "tasks": [],
-                "revision": "",
-                "ready": 0,
-                "cache_isolation": None,
-                **_queue([]),
-                "replicas": unknown,
-            }
-            for name, unknown in rows.items()
-            if name not in deployments
-        ],
+        "deployments": _deployments(planes, deployments, replicas),
         "keys": {
             "count": min((plane.key_count for plane in planes), default=0),
             "revision": min((plane.keys_revision for plane in planes), default=0),
@@ -87,6 +53,49 @@ def service_status(
         "workers": [dict(row) for row in workers],
         "budgets": [dict(row) for row in budgets],
     }
+
+
+def _deployments(
+    planes: Sequence[PlaneReport],
+    deployments: Mapping[str, Deployment],
+    replicas: Sequence[ReplicaStatus],
+) -> list[dict[str, Any]]:
+    """Each model with its queue and replicas."""
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in deployments}
+    slots = {
+        (name, replica.id): replica.slots
+        for name, deployment in deployments.items()
+        for replica in deployment.replicas
+    }
+    for replica in replicas:
+        name = replica.deployment
+        rows.setdefault(name, []).append(_replica(replica, planes, slots.get((name, replica.replica), 0)))
+    return [
+        {
+            "model": name,
+            "tasks": sorted(task.value for task in deployment.tasks),
+            "revision": deployment.revision,
+            "ready": len(deployment.replicas),
+            "cache_isolation": deployment.cache_isolation,
+            **_queue([plane.queues[name] for plane in planes if name in plane.queues]),
+            "replicas": rows[name],
+        }
+        for name, deployment in deployments.items()
+    ]
+    # Servers that have never answered, so that nobody knows what they offer.
+    +[
+        {
+            "model": None,
+            "tasks": [],
+            "revision": "",
+            "ready": 0,
+            "cache_isolation": None,
+            **_queue([]),
+            "replicas": unknown,
+        }
+        for name, unknown in rows.items()
+        if name not in deployments
+    ]
 
 
 _REQUESTS, _REFUSALS = "headrace_requests_total", "headrace_refusals_total"
