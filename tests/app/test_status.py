@@ -5,7 +5,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from headrace.app.status import ended_requests
+from headrace.app.status import ended_requests, service_status
+from headrace.control.status import ReplicaState, ReplicaStatus
+from headrace.core.ids import ReplicaId
 from headrace.telemetry.merging import Series, state_of
 from headrace.telemetry.metrics import Metrics
 from tests.gateway.rig import error_of, rig
@@ -33,6 +35,14 @@ def test_requests_are_counted_by_how_and_why_they_ended_over_all_processes() -> 
         "refused": {"unauthenticated": 5, "queue_full": 3, "pressed": 3},
     }  # fmt: skip
     assert ended_requests([]) == {}
+
+
+def test_a_server_that_has_never_answered_is_shown_although_nobody_knows_its_models() -> None:
+    silent = ReplicaStatus("http://127.0.0.1:1", ReplicaId("127.0.0.1:1"), 0, ReplicaState.STARTING)
+    status = service_status([], {}, [silent], uptime_s=1.0, ledger={}, requests={})
+    (unknown,) = status["deployments"]
+    assert (unknown["model"], unknown["ready"]) == (None, 0)
+    assert [replica["id"] for replica in unknown["replicas"]] == ["127.0.0.1:1"]
 
 
 def test_status_says_what_was_refused_and_log_lines_say_where_a_request_failed() -> None:

@@ -70,7 +70,7 @@ def _deployments(
     for replica in replicas:
         name = replica.deployment
         rows.setdefault(name, []).append(_replica(replica, planes, slots.get((name, replica.replica), 0)))
-    return [
+    known: list[dict[str, Any]] = [
         {
             "model": name,
             "tasks": sorted(task.value for task in deployment.tasks),
@@ -83,7 +83,7 @@ def _deployments(
         for name, deployment in deployments.items()
     ]
     # Servers that have never answered, so that nobody knows what they offer.
-    +[
+    return known + [
         {
             "model": None,
             "tasks": [],
