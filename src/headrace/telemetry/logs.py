@@ -158,7 +158,11 @@ EVENTS: dict[str, Event] = {
     "keys.reloaded": Event(
         Level.INFO, "Changed API keys, tenants or prices are in force.", ("keys", "tenants")
     ),
-    "keys.failing": Event(Level.ERROR, "Changed API keys can't be read; those in force stay.", ("error",)),
+    "keys.failing": Event(
+        Level.ERROR,
+        "Changed API keys can't be read, and those in force stay; or one key or tenant can't, and opens nothing.",
+        ("error",),
+    ),
     "issuer.answered": Event(
         Level.INFO,
         "An identity provider has shown its keys, for the first time or again.",
