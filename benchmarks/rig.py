@@ -71,7 +71,7 @@ class Rig(contextlib.ExitStack):
         return self
 
     def start(
-        self, name: str, command: Sequence[str], *, port: int, core: int | None, path: str = "/v1/models",
+        self, name: str, command: Sequence[str], *, port: int, core: int | str | None, path: str = "/v1/models",
         environment: dict[str, str] | None = None, limit_s: float = START_LIMIT_S,
     ) -> Running:  # fmt: skip
         """Starts it, pinned to that core, and returns once it answers on its port. Raises BenchmarkFailed."""
@@ -132,14 +132,14 @@ class Rig(contextlib.ExitStack):
         return ports, self._nginx("proxy", inner, port=next(iter(ports.values())), core=core)
 
     def headrace(
-        self, *, upstreams: Sequence[int] = (), core: int | None, data: Path | None = None, config: Path | None = None,
-        environment: dict[str, str] | None = None, upstream_slots: int = 4096, name: str = "headrace",
-        arguments: Sequence[str] = (),
+        self, *, upstreams: Sequence[int] = (), core: int | str | None, data: Path | None = None,
+        config: Path | None = None, environment: dict[str, str] | None = None, upstream_slots: int = 4096,
+        name: str = "headrace", arguments: Sequence[str] = (), program: Sequence[str] = HEADRACE,
     ) -> tuple["Headrace", Running]:  # fmt: skip
-        """`headrace up` with a tenant that no limit will stop; everything else as it comes."""
+        """`headrace up` with a tenant that no limit will stop; everything else as it comes. `core` may be a list, as `0,1`."""
         data = data or self.folder / "data"
         port = free_port()
-        command = [*HEADRACE, "up", "--data", str(data), "--port", str(port), "--admin-port", "0", *arguments]
+        command = [*program, "up", "--data", str(data), "--port", str(port), "--admin-port", "0", *arguments]
         command += [part for each in upstreams for part in ("--upstream", f"http://127.0.0.1:{each}")]
         command += ["--upstream-slots", str(upstream_slots)] if upstreams else []
         command += ["--config", str(config)] if config else []

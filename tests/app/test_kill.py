@@ -152,6 +152,34 @@ def test_the_books_close_however_often_the_service_is_killed(
     assert counted["orphans"] > 0
 
 
+@pytest.mark.slow
+def test_the_books_close_when_workers_are_killed(tmp_path: Path) -> None:
+    """T28: the service goes on, takes over what each of them left, and nothing waits for another start."""
+    history = History()
+    with (
+        scripted_engine(slots=CALLERS, ttft_ms=2, itl_ms=0.5, tokens=8, log=True) as engine,
+        provider(
+            upstreams=[engine.url], upstream_slots=CALLERS, arguments=["--workers", "2"], config=UNLIMITED
+        ) as running,
+    ):
+        keys = [running.key(), durable_key(running)]
+
+        def working() -> list[int]:
+            return [row["pid"] for row in running.status()["workers"] if row["state"] == "ready"]
+
+        with history.load(running.port, keys):
+            for victim in range(4):
+                moment = len(history.ended) + 40
+                wait_until(lambda: len(history.ended) >= moment, what="answers")  # noqa: B023
+                wait_until(lambda: len(working()) == 2, what="both workers")
+                os.kill(working()[victim % 2], signal.SIGKILL)
+        journals = running.data / "run" / "journal"
+        wait_until(lambda: len(list(journals.iterdir())) == 2, what="the journals of the dead to be adopted")
+        wait_until(lambda: running.metric("headrace_ledger_backlog") == 0, what="all records")
+        counted = check_books(running, engine, history)
+        assert running.metric("headrace_ledger_orphans_total") == counted["orphans"]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("workers", "kills"), [(1, 160), (2, 40)])

@@ -382,6 +382,21 @@ def test_sums_count_unknown_usage_and_never_add_it_as_zero(rig: Rig) -> None:
     report.close()
 
 
+@pytest.mark.parametrize("step_s", [3601, -3601])
+def test_a_record_whose_id_was_made_before_the_clock_was_set_is_in_the_report_of_its_time(
+    rig: Rig, step_s: int
+) -> None:
+    """T32: by an hour, either way."""
+    ledger = rig.ledger()
+    started_s = 1_700_000_000
+    ledger.append(usage_record(id_at(started_s - step_s), started_s=float(started_s)), [])
+    ledger.stop()
+    report = UsageReport(sqlite.open_file(rig.path))
+    (found,) = report.summary(since_s=started_s - 1.0, until_s=started_s + 1.0)
+    assert found.requests == 1
+    report.close()
+
+
 def test_the_attempt_that_made_the_answer_is_told_once_and_shown_with_the_others(rig: Rig) -> None:
     """The row of a delivered request says who served it; attempts that failed, or differ from it in anything, have rows of
     their own, and the view `execution` shows all of them."""

@@ -94,7 +94,7 @@ def test_what_was_committed_before_the_journal_knew_is_no_duplicate_and_no_orpha
     wait_until(lambda: first.committed == 2)
     append(left, "req_3")
     first.adopt(left.path)
-    wait_until(lambda: rig.adopted)
+    wait_until(lambda: bool(rig.adopted))
     assert [usage.request_id for usage, _ in rig.adopted[0].entries] == ["req_3"]
     assert set(rig.outcomes()) == {"req_1", "req_2", "req_3"}
     assert (first.duplicates, rig.orphans()) == (0, [])
@@ -109,7 +109,7 @@ def test_a_journal_is_adopted_after_what_its_process_had_handed_over(rig: Rig) -
         append(left, name) if number % 2 else None
         ledger.append(usage_record(name), [execution_record(name)])
     ledger.adopt(left.path)
-    wait_until(lambda: rig.adopted)
+    wait_until(lambda: bool(rig.adopted))
     ledger.stop()
     assert (ledger.committed, ledger.duplicates) == (3000, 0)
     assert len(rig.adopted[0].entries) == 0
@@ -126,7 +126,7 @@ def test_an_adoption_that_the_disk_interrupts_is_done_again(rig: Rig) -> None:
         wait_until(lambda: ledger.failed is not None)
         assert left.path.exists()
         database.execute("ALTER TABLE elsewhere RENAME TO orphan")
-    wait_until(lambda: rig.adopted)
+    wait_until(lambda: bool(rig.adopted))
     assert rig.orphans() == ["req_2"]
     assert set(rig.outcomes()) == {"req_1"}
     assert not left.path.exists()

@@ -63,8 +63,9 @@ class UsageSum:
     charges: dict[str, int]
 
 
-# An id is made when a request has been read, `started_s` when it has been understood; the clock may be set in between.
-ID_MARGIN_S = 3600.0
+# An id is made when a request has been read, `started_s` when it has been understood; the clock may be set in between, by an
+# hour where somebody took summer time for winter time.
+ID_MARGIN_S = 7200.0
 
 # Aggregates in the order of UsageSum's fields, but for the last.
 _SUMS = """
