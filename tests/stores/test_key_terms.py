@@ -26,6 +26,7 @@ NARROW = {
     "user": "ci of search",
     "requests_per_minute": 30,
     "tokens_per_minute": 1000,
+    "tokens_burst": 300,
 }
 
 
@@ -47,7 +48,7 @@ def test_a_narrow_key_rings_with_its_scope_its_user_and_its_limits(store: Tenant
     )
     assert caller.user == "ci of search"
     assert caller.key_limits == TenantLimits(
-        requests_per_minute=30, requests_burst=6, concurrency_max=0, tokens_per_minute=1000
+        requests_per_minute=30, requests_burst=6, concurrency_max=0, tokens_per_minute=1000, tokens_burst=300
     )
     assert store.keys("acme") == [record]
 

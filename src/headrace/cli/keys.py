@@ -76,6 +76,12 @@ OPTIONS = (
         "tokens of prompts and answers, for this key alone (default: no limit)",
     ),
     Option(
+        "--tokens-burst",
+        "tokens_burst",
+        "N",
+        "tokens that may come with it at once, and so the most of one request (default: those of a minute)",
+    ),
+    Option(
         "--concurrency",
         "concurrency_max",
         "N",

@@ -32,8 +32,8 @@ class KeyTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         endpoints: Paths of the public port.
         networks: Where calls may come from, as `10.1.2.0/24`.
         user: Which person or program of the tenant's the key is for.
-        requests_per_minute, requests_burst, tokens_per_minute, concurrency_max: Limits of the key alone, beside its
-            tenant's; see core.tenant.TenantLimits. 0 and None are no limit.
+        requests_per_minute, requests_burst, tokens_per_minute, tokens_burst, concurrency_max: Limits of the key alone, beside
+            its tenant's; see core.tenant.TenantLimits. 0 and None are no limit, or for a burst its default.
     """
 
     models: _Words | None = None
@@ -43,6 +43,7 @@ class KeyTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     requests_per_minute: _Limit | None = None
     requests_burst: _Burst | None = None
     tokens_per_minute: _Limit | None = None
+    tokens_burst: _Limit | None = None
     concurrency_max: _Limit | None = None
 
     def scope(self) -> Scope:
@@ -62,6 +63,7 @@ class KeyTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             requests_burst=self.requests_burst or defaults.requests_burst,
             concurrency_max=self.concurrency_max or 0,
             tokens_per_minute=self.tokens_per_minute or 0,
+            tokens_burst=self.tokens_burst or 0,
         )
 
     def values(self) -> dict[str, object]:
