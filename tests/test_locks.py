@@ -8,6 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
+CHOICES = ROOT / "docs" / "decisions" / "0002-dependencies.md"
+
+RUN_SECTIONS = ("To run", "For the examples", "To install")
 
 
 def name_of(requirement: str) -> str:
@@ -59,6 +62,33 @@ def test_the_locks_hold_all_that_the_project_declares() -> None:
     dev = run + extras["test"] + extras["check"]
     assert {name_of(r) for r in run} - locked_names("run.lock") == set()
     assert {name_of(r) for r in dev} - locked_names("dev.lock") == set()
+
+
+def chosen(*sections: str) -> set[str]:
+    """Every package that the tables of those sections name: itself, and in "brings along" what comes with it."""
+    names: set[str] = set()
+    parts = re.split(r"^### (.+)\n", CHOICES.read_text(), flags=re.MULTILINE)
+    for section, part in zip(parts[1::2], parts[2::2], strict=True):
+        for row in (
+            re.findall(r"^\| (?!package)(.+) \|$", part, re.MULTILINE) if section in sections else ()
+        ):
+            packages, _, _, _, along, _ = row.split(" | ")
+            elsewhere = re.sub(r"(elsewhere than )?on \w+ ", "", along)
+            names |= {name_of(name) for name in re.split(r"[,;()\s]+", f"{packages},{elsewhere}") if name}
+    return names - {"nothing"}
+
+
+@pytest.mark.parametrize(
+    ("lock", "sections"),
+    [
+        ("run.lock", RUN_SECTIONS),
+        ("dev.lock", (*RUN_SECTIONS, "To run with PostgreSQL", "To test", "To check")),
+    ],
+)
+def test_nothing_is_installed_that_nobody_has_chosen(lock: str, sections: tuple[str, ...]) -> None:
+    """T48: a package that a release of another begins to bring along fails here, until somebody has looked at it."""
+    assert locked_names(lock) - chosen(*sections) == set(), f"locked, and in no table of {CHOICES.name}"
+    assert chosen(*sections) - locked_names(lock) == set(), f"in a table of {CHOICES.name}, and not locked"
 
 
 def test_the_package_builds_from_the_lock_alone() -> None:
