@@ -21,9 +21,11 @@ from headrace.core.tenant import Principal
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.gateway.server import Gateway
 from headrace.gateway.usage import Confirmation
+from headrace.policies import reconciliation
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit
 from headrace.policies.limits import TenantLimiter
+from headrace.policies.prices import PriceBook
 from headrace.policies.retry import WINDOW_S
 from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
 from headrace.telemetry.metrics import Metrics
@@ -186,7 +188,8 @@ class Records:
         self._history.require(
             usage.request_id not in self.usage, f"two terminal records of {usage.request_id}"
         )
-        self._history.require(len(executions) == usage.attempts, "the record counts its attempts")
+        for difference in reconciliation.examine(usage, executions, PriceBook()):
+            self._history.require(not difference.cause.is_fault, f"the books differ: {difference}")
         self.usage[usage.request_id] = usage
         self.executions[usage.request_id] = executions
 

@@ -100,8 +100,8 @@ def _history(path: Path) -> dict[str, CallerSaw]:
 
 def _print(books: Books, findings: Findings, *, took_s: float) -> None:
     print(
-        f"{books.requests} requests, {books.attempts} attempts and {books.stretches} stretches of engines' counters"
-        f" compared in {took_s:.1f} s"
+        f"compared in {took_s:.1f} s: requests {books.requests}, attempts {books.attempts},"
+        f" stretches of engines' counters {books.stretches}"
     )
     if not findings.counts:
         print("no difference")
