@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from headrace.cli.main import main
+from headrace.core.errors import ConfigError
 from headrace.stores import directory, opening, schema
 from tests.support.postgres import PASSWORD
 
@@ -143,3 +144,20 @@ def test_without_its_address_nothing_falls_back_to_the_copy(
     monkeypatch.delenv("HEADRACE_TEST_URL")
     assert "HEADRACE_TEST_URL is not set" in run("keys", "create", "--tenant", "acme", status=2)
     assert opening.remembered(data) == "env:HEADRACE_TEST_URL"
+
+
+def test_a_service_goes_on_by_its_copy_alone_only_when_told_so(
+    run: Shown, data: Path, reference: str
+) -> None:
+    run("tenants", "create", "acme")
+    run("db", "move", "--to", reference)
+    with directory.sole_user(data), pytest.raises(ConfigError, match="delete"):
+        opening.prepare(data, "")
+    (data / opening.REFERENCE_NAME).unlink()
+    with directory.sole_user(data):
+        opening.prepare(data, "")
+    assert schemas(run) == [("SQLite", schema.NEWEST)]
+    local = opening.open_local(data)
+    assert local.rows("SELECT * FROM mirror") == []
+    local.close()
+    run("tenants", "create", "globex")

@@ -9,8 +9,9 @@ import pytest
 
 from headrace.core.errors import HeadraceError
 from headrace.core.ids import KeyId, TenantId
-from headrace.core.tenant import Principal, TenantLimits, TenantTerms
+from headrace.core.tenant import Principal, RateUnit, TenantLimits, TenantTerms
 from headrace.core.usage import TokenUsage, UsageSource
+from headrace.policies.levels import levels_of
 from tests.gateway.leases_rig import MODEL, World, fleet, replica
 
 WORKERS = 4
@@ -208,6 +209,37 @@ def test_the_concurrency_of_a_key_and_of_a_model_is_exact_and_comes_back_with_a_
             world.replace(number)
 
     play(story)
+
+
+def test_a_caller_who_leaves_before_it_has_a_place_in_the_queue_gets_its_tokens_back_once() -> None:
+    """It was counted in, and then had to ask for a place: what it took was given back when it asked."""
+    who = caller(TenantLimits(0, 1, 0, 60, 1000))
+    [level] = levels_of(who, MODEL)
+
+    async def story(world: World) -> None:
+        first = world.workers[0]
+        for _ in range(2):
+            first.ask(principal=who, held_s=50.0, prompt_tokens=0, output_tokens_max=300)
+            await asyncio.sleep(0.02)
+        assert (world.running("acme"), world.queued) == (1, 1)
+        left = world.authority.view(level, RateUnit.TOKENS)
+        second = world.workers[1]
+        second.ask(principal=who, held_s=50.0, prompt_tokens=0, output_tokens_max=300)
+        await asyncio.sleep(0.001)
+        second.up.delay_s = second.down.delay_s = 0.03
+        await asyncio.sleep(0.01)
+        for walk in list(second.walks):
+            walk.cancel()
+        await asyncio.sleep(1.0)
+        after = world.authority.view(level, RateUnit.TOKENS)
+        assert left is not None
+        assert after is not None
+        assert left.remaining <= after.remaining <= left.remaining + 3
+        for worker in world.workers:
+            for walk in list(worker.walks):
+                walk.cancel()
+
+    play(story, slots=1)
 
 
 def test_shadow_limits_judge_what_all_workers_let_in_as_one() -> None:

@@ -23,6 +23,7 @@ from headrace.core.leases import (
 )
 from headrace.core.tenant import RateUnit
 from headrace.policies.leases import LentRate, Messages, Pool
+from headrace.policies.limits import LimitView
 
 TENANT = TenantId("acme")
 SLOTS = slots_of(Replica(ReplicaId("a"), "127.0.0.1", 1, 1))
@@ -387,3 +388,56 @@ def test_the_newest_limit_counts_whichever_worker_asks() -> None:
     lent = LentRate(asked(1), workers=2, now_s=0.0)
     assert lent.ask(asked(5, burst=2, revision=2), now_s=0.0).count == 2
     assert lent.ask(asked(5, burst=60, revision=1), now_s=60.0).count == 2
+
+
+def test_less_than_helps_anybody_is_not_lent_and_what_is_left_is_told() -> None:
+    lent = LentRate(asked(60), workers=4, now_s=0.0)
+    assert lent.ask(asked(50), now_s=0.0).count == 50
+    assert (lent.ask(asked(40, least=20, ahead=10), now_s=0.0).count, lent.view(now_s=0.0).remaining) == (
+        0, 10,
+    )  # fmt: skip
+    assert lent.ask(asked(40, least=10), now_s=0.0).count == 10
+    assert lent.view(now_s=1.5) == LimitView(60, 30, 1.5)
+
+
+@given(st.data(), st.integers(1, 4), st.integers(60, 6000), st.integers(1, 200))
+def test_whatever_order_messages_come_in_and_whoever_dies_no_more_is_used_than_was_there(
+    data: st.DataObject, workers: int, rate: int, burst: int
+) -> None:
+    """T51, T53: what is used never passes the bucket and what has come in, but for the debt that a request leaves which used
+    more than it took; and in the end, whoever holds something still, the bucket is full again."""
+    now_s, used, beyond = 50.0, 0, 0
+    lent = LentRate(asked(1, rate=rate, burst=burst), workers=workers, now_s=now_s)
+    held = [0] * workers
+    returning: list[int] = []
+    for _ in range(data.draw(st.integers(1, 60))):
+        now_s += data.draw(st.floats(0.0, 0.5))
+        worker = data.draw(st.integers(0, workers - 1))
+        match data.draw(st.sampled_from(["ask", "use", "give back", "settle", "arrive", "die"])):
+            case "ask":
+                count, ahead = data.draw(st.integers(0, 80)), data.draw(st.integers(0, 80))
+                question = asked(
+                    count, least=data.draw(st.integers(0, count)), ahead=ahead, rate=rate, burst=burst
+                )
+                held[worker] += lent.ask(question, now_s=now_s).count
+            case "use":
+                amount = data.draw(st.integers(0, held[worker]))
+                held[worker] -= amount
+                used += amount
+            case "give back":
+                returning.append(held[worker])
+                held[worker] = 0
+            case "settle" if used:
+                unused = data.draw(st.integers(-20, used))
+                used -= unused
+                beyond += max(0, -unused)
+                returning.append(unused)
+            case "arrive" if returning:
+                lent.returned(returning.pop(data.draw(st.integers(0, len(returning) - 1))), now_s=now_s)
+            case "die":
+                held[worker] = 0
+        assert used <= burst + (now_s - 50.0) * rate / 60 + beyond + 1e-6
+        assert lent.view(now_s=now_s).remaining <= burst
+    for count in returning:
+        lent.returned(count, now_s=now_s)
+    assert lent.view(now_s=now_s + 1e6) == LimitView(burst, burst, 0.0)

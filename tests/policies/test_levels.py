@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ConcurrencyLimited, HeadraceError, InvalidRequest, RateLimited
-from headrace.core.ids import KeyId, TenantId
+from headrace.core.ids import KeyId, RequestId, TenantId
 from headrace.core.outcome import Reason
+from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal, TenantLimits, TenantTerms
 from headrace.core.usage import TokenUsage, UsageSource
-from headrace.policies.levels import Demand, Receipt
-from headrace.policies.limits import LimitView, TenantLimiter
+from headrace.policies.levels import Demand, Receipt, demand_of, levels_of
+from headrace.policies.limits import LevelUse, LimitView, TenantLimiter
 
 ACME = TenantId("acme")
 NO_LIMITS = TenantLimits()
@@ -294,3 +295,44 @@ def test_a_clock_that_steps_by_an_hour_gives_no_tokens(steps: list[tuple[float, 
         except RateLimited:
             pass
     assert spent <= 100 + (latest_s - first_s) + 1e-3
+
+
+def test_the_use_of_a_level_is_what_is_in_progress_and_what_is_left() -> None:
+    limiter, who = (
+        TenantLimiter(),
+        caller(TenantLimits(60, 5, 4, 600, 100), key=TenantLimits(concurrency_max=3)),
+    )
+    tenant, key = levels_of(who, MODEL)
+    assert limiter.use(tenant, now_s=0.0) == LevelUse(0, LimitView(5, 5, 0.0), LimitView(100, 100, 0.0))
+    receipt = limiter.take_levels(who, ask(40), now_s=0.0)
+    assert limiter.use(tenant, now_s=0.0) == LevelUse(1, LimitView(5, 4, 1.0), LimitView(100, 60, 4.0))
+    assert limiter.use(key, now_s=0.0) == LevelUse(1, None, None)
+    limiter.release_levels(receipt)
+    limiter.settle(receipt, used(10), now_s=1.0)
+    assert limiter.use(tenant, now_s=1.0) == LevelUse(0, LimitView(5, 5, 0.0), LimitView(100, 100, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "bound", "output"),
+    [(Endpoint.CHAT_COMPLETIONS, 7, 7), (Endpoint.COMPLETIONS, None, None), (Endpoint.EMBEDDINGS, None, 0)],
+)
+def test_embeddings_have_no_answer_to_take_tokens_for(
+    endpoint: Endpoint, bound: int | None, output: int | None
+) -> None:
+    request = InferenceRequest(
+        id=RequestId("req"),
+        principal=caller(),
+        endpoint=endpoint,
+        model=MODEL,
+        canonical=b"",
+        wire_fields={},
+        is_streaming=False,
+        wants_usage=False,
+        prompt_bytes=41,
+        output_tokens_max=bound,
+        choices=2,
+        arrived_s=0.0,
+        arrived_wall_s=0.0,
+        deadline_s=1.0,
+    )
+    assert demand_of(request) == Demand(MODEL, 11, output, 2)

@@ -18,12 +18,13 @@ from headrace.core.ids import TenantId
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
-from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.core.usage import ExecutionRecord, TokenUsage, UsageRecord
 from headrace.gateway.server import Gateway
 from headrace.gateway.usage import Confirmation
 from headrace.policies import reconciliation
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit
+from headrace.policies.levels import Demand, Receipt
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.prices import PriceBook
 from headrace.policies.retry import WINDOW_S
@@ -123,12 +124,14 @@ class WatchedDispatcher(Dispatcher):
 
 
 class WatchedLimiter(TenantLimiter):
-    """The limiter, with its own count of each tenant."""
+    """The limiter, with its own count of each tenant, and of the tokens that are still to be settled."""
 
     def __init__(self, history: History, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._history = history
         self.counts: Counter[TenantId] = Counter()
+        self.levels: Counter[str] = Counter()
+        self.unsettled: dict[int, Receipt] = {}
 
     def take(self, principal: Principal, *, now_s: float) -> None:
         super().take(principal, now_s=now_s)
@@ -141,6 +144,29 @@ class WatchedLimiter(TenantLimiter):
     def release(self, tenant: TenantId) -> None:
         super().release(tenant)
         self.counts[tenant] -= 1
+
+    def take_levels(self, principal: Principal, demand: Demand, *, now_s: float) -> Receipt:
+        receipt = super().take_levels(principal, demand, now_s=now_s)
+        self.unsettled[id(receipt)] = receipt
+        for level in receipt.levels:
+            self.levels[level.subject] += 1
+            bound = level.limits.concurrency_max
+            self._history.require(
+                not bound or self.levels[level.subject] <= bound,
+                f"more of {level.subject} at once than agreed",
+            )
+        self.counts[principal.tenant] += 1
+        return receipt
+
+    def release_levels(self, receipt: Receipt) -> None:
+        super().release_levels(receipt)
+        for level in receipt.levels:
+            self.levels[level.subject] -= 1
+        self.counts[TenantId(receipt.levels[0].subject)] -= 1
+
+    def settle(self, receipt: Receipt, usage: TokenUsage, *, now_s: float) -> None:
+        super().settle(receipt, usage, now_s=now_s)
+        self._history.require(self.unsettled.pop(id(receipt), None) is receipt, "tokens are settled twice")
 
 
 @contextmanager
@@ -331,6 +357,8 @@ class Laws:
             not self._dispatcher.running and not self._dispatcher.waiting, "tickets are left"
         )
         self._history.require(not +self._limiter.counts, f"tenants are left: {self._limiter.counts}")
+        self._history.require(not +self._limiter.levels, f"levels are left: {self._limiter.levels}")
+        self._history.require(not self._limiter.unsettled, "tokens are never settled")
         for _, load in gateway.dispatch.loads():
             is_free = load.outstanding == load.shared.outstanding == 0
             self._history.require(is_free, f"a slot of {load.replica.id} is lost")

@@ -14,6 +14,7 @@ from headrace.core.endings import Ending
 from headrace.core.outcome import AttemptOutcome
 from headrace.gateway.connection import ClientConnection
 from headrace.gateway.delivery import Delivery
+from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.http_call import HttpCall
 from headrace.gateway.usage import UsageCloser
 from headrace.gateway.watch import Watch
@@ -135,6 +136,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "the expired are dispatched": lambda: mock.patch.object(dispatch, "_refuse_late"),
     "nobody hears of a caller that leaves": lambda: around(ClientConnection, "cut", forgets),
     "a tenant's count is never lowered": lambda: around(TenantLimiter, "release", forgets),
+    "a level's count is never lowered": lambda: around(TenantLimiter, "release_levels", forgets),
+    "tokens are never settled": lambda: around(Dispatch, "settle", forgets),
     "nobody watches attempts": lambda: around(Watch, "tick", forgets),
     "there are no heartbeats": lambda: around(Delivery, "beat", forgets),
     "a cut answer passes for a whole one": lambda: mock.patch.object(StreamedAnswer, "is_complete", True),

@@ -15,9 +15,7 @@ from headrace.app.gateway_parts import build_gateway
 from headrace.config import AdmissionConfig, Config, HealthConfig, RequestConfig, ServerConfig
 from headrace.core import keys
 from headrace.core.fleet import Deployment, FleetSnapshot, Task
-from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
-from headrace.core.tenant import Principal, Priority, TenantLimits, TenantShare, TenantTerms
 from headrace.engines.openai_compatible import DIALECTS, OPENAI
 from headrace.gateway.auth import Authenticator
 from headrace.stores.key_ring import KeyEntry
@@ -30,6 +28,7 @@ from tests.simulation.loop import LoopClock, SimulatedLoop
 from tests.simulation.network import Listener, Network
 from tests.simulation.plans import Fault
 from tests.simulation.replica import Fleet, SimulatedReplica
+from tests.simulation.tenants import draw_tenants
 
 PEPPER = b"p" * 32
 PARTITIONS = CachePartitions(PEPPER)
@@ -150,7 +149,9 @@ class World:
             pace_s=self._pace_s,
         )
         self._deployments = self._draw_deployments()
-        self._tenants = self._draw_tenants()
+        self._tenants = draw_tenants(
+            self._chance, levels=Random(f"{self._seed}/levels"), partitions=PARTITIONS
+        )
         self._build()
         self._manners = self._draw_manners()
         loop.network.read = self._was_read
@@ -179,26 +180,6 @@ class World:
         ):  # the first one's servers offer another model, which others of their kind may offer too
             first = found["m0"]
             found["m1"] = [*(own for own in found.get("m1", ()) if own.traits == first[0].traits), *first]
-        return found
-
-    def _draw_tenants(self) -> dict[str, tuple[str, Principal]]:
-        chance, found = self._chance, {}
-        for number in range(chance.randint(1, 3)):
-            tenant = f"t{number}"
-            limits = TenantLimits(
-                requests_per_minute=chance.choice((0, 0, 0, 0, 30, 600)),
-                requests_burst=chance.randint(1, 20),
-                concurrency_max=chance.choice((0, 1, 4, 64)),
-            )
-            share = TenantShare(
-                priority_max=chance.choice(list(Priority)),
-                weight=chance.choice((1, 1, 5)),
-                reserved_slots=chance.choice((0, 0, 1)),
-            )
-            key = keys.make("test", id_random=chance.randbytes(16), secret_random=chance.randbytes(32))
-            name, key_id = TenantId(tenant), KeyId(key[8:16])
-            partition = PARTITIONS.of(name, key_id, TenantTerms())
-            found[tenant] = (key, Principal(name, key_id, limits, share, cache_partition=partition))
         return found
 
     def _draw_manners(self) -> Manners:

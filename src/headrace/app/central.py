@@ -23,7 +23,7 @@ from headrace.telemetry.metrics import Metrics
 
 LOOK_EVERY_S = 0.25
 RETRY_MAX_S = 5.0
-HEARTBEAT_EVERY_S = 15.0
+HEARTBEAT_EVERY_S = 5.0
 # Longer than that without an answer, and the next look begins anew.
 KEYS_PATIENCE_S = 2.0
 LEDGER_PATIENCE_S = 10.0

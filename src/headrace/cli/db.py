@@ -252,7 +252,7 @@ def _move(arguments: argparse.Namespace) -> None:
         central = opening.connect_central(arguments.to, patience_s=_PATIENCE_S)
         local = SqliteDatabase(data / sqlite.DATABASE_NAME)
         try:
-            opening.bring_up(central, lambda: opening.served_by(central, data, is_service=True))
+            schema.bring_up(central, lambda: opening.served_by(central, data, is_service=True))
             schema.migrate(local)
             copied = moving.move(local, central, clock=identity.CLOCK)
         finally:

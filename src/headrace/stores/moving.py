@@ -33,7 +33,11 @@ def move(local: SqliteDatabase, central: "PostgresDatabase", *, clock: Clock) ->
                 _copy(local, central, table)
         copied = {table: _count(local, table) for table in MOVED}
     source = version_of(central).installation
-    local.execute('INSERT INTO mirror ("only", seen_s, source) VALUES (1, ?, ?)', (clock.wall_s(), source))
+    with local.transaction():
+        local.execute("DELETE FROM mirror")
+        local.execute(
+            'INSERT INTO mirror ("only", seen_s, source) VALUES (1, ?, ?)', (clock.wall_s(), source)
+        )
     return copied
 
 

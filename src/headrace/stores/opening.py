@@ -4,9 +4,8 @@ The data directory of a service with a central database remembers where that is 
 address), so that a command that is only told `--data` changes the tenants that the service goes by, and no others.
 """
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from headrace import config
 from headrace.core.errors import ConfigError
@@ -16,8 +15,6 @@ from headrace.stores.sqlite import SqliteDatabase
 
 if TYPE_CHECKING:
     from headrace.stores.postgres import PostgresDatabase
-
-_Opened = TypeVar("_Opened", bound=Database)
 
 REFERENCE_NAME = "database"
 # A service says that it is alive several times within this.
@@ -32,22 +29,20 @@ def open_database(data: Path, *, must_exist: bool = False) -> Database:
         must_exist: For commands that only read: a mistyped directory is an error and not a new empty database.
     Raises: ConfigError when it can't be had, was written by a newer version, or serves an older one at this moment.
     """
-    if reference := remembered(data):
-        return _up_to_date(
-            connect_central(reference), lambda database: served_by(database, data, is_service=False)
-        )
-    path = data / sqlite.DATABASE_NAME
-    if must_exist and not path.exists():
-        raise ConfigError(f"{path}: no such database; name the directory of a running service with --data")
-    return open_local(data)
+    if not (reference := remembered(data)):
+        return sqlite.open_file(data / sqlite.DATABASE_NAME, must_exist=must_exist)
+    central = connect_central(reference)
+    try:
+        schema.bring_up(central, lambda: served_by(central, data, is_service=False))
+    except BaseException:
+        central.close()
+        raise
+    return central
 
 
 def open_local(data: Path) -> SqliteDatabase:
     """The database in the data directory itself: the ledger, and the tenants or a copy of them."""
-    return _up_to_date(
-        SqliteDatabase(data / sqlite.DATABASE_NAME),
-        lambda _: ["the service that runs on it"] if directory.is_in_use(data) else [],
-    )
+    return sqlite.open_file(data / sqlite.DATABASE_NAME)
 
 
 def prepare(data: Path, reference: str) -> None:
@@ -64,6 +59,8 @@ def prepare(data: Path, reference: str) -> None:
     local = SqliteDatabase(data / sqlite.DATABASE_NAME)
     try:
         schema.migrate(local)
+        if not reference:
+            local.execute("DELETE FROM mirror")  # what was a copy is its own from now on
     finally:
         local.close()
     if reference:
@@ -107,20 +104,9 @@ def migrate_central(reference: str, data: Path) -> None:
     """
     central = connect_central(reference, patience_s=_MIGRATION_PATIENCE_S)
     try:
-        bring_up(central, lambda: served_by(central, data, is_service=True))
+        schema.bring_up(central, lambda: served_by(central, data, is_service=True))
     finally:
         central.close()
-
-
-def bring_up(database: Database, running: Callable[[], Sequence[str]]) -> None:
-    """Takes the steps that are missing, unless `running` names services that work with the schema as it is."""
-    reached = schema.number(database)
-    if 0 < reached < schema.NEWEST and (names := running()):
-        raise ConfigError(
-            f"{database.name}: has schema {reached}, and this version works with {schema.NEWEST}. Stop what works with the"
-            f" old one ({', '.join(names)}), then run: headrace db migrate"
-        )
-    schema.migrate(database)
 
 
 def served_by(central: Database, data: Path, *, is_service: bool) -> list[str]:
@@ -149,12 +135,3 @@ def own_id(data: Path) -> str:
     finally:
         local.close()
     return "" if row is None else str(row[0])
-
-
-def _up_to_date(database: _Opened, running: Callable[[_Opened], Sequence[str]]) -> _Opened:
-    try:
-        bring_up(database, lambda: running(database))
-    except BaseException:
-        database.close()
-        raise
-    return database

@@ -1,5 +1,7 @@
 """Which schema has a database, and how does it get to another one? Steps forward and back, each one transaction."""
 
+from collections.abc import Callable, Sequence
+
 from headrace.core.errors import ConfigError
 from headrace.stores.database import Database, Dialects, Statement, wordings
 from headrace.stores.migrations import MIGRATIONS
@@ -45,6 +47,17 @@ def migrate(database: Database, *, to: int = NEWEST) -> int:
                 taken += 1
     refuse_newer(database, reached)
     return taken
+
+
+def bring_up(database: Database, running: Callable[[], Sequence[str]]) -> None:
+    """Takes the steps that are missing, unless `running` names services that work with the schema as it is."""
+    reached = number(database)
+    if 0 < reached < NEWEST and (names := running()):
+        raise ConfigError(
+            f"{database.name}: has schema {reached}, and this version works with {NEWEST}. Stop what works with the old one"
+            f" ({', '.join(names)}), then run: headrace db migrate"
+        )
+    migrate(database)
 
 
 def refuse_newer(database: Database, reached: int) -> None:

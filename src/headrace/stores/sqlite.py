@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace.core.errors import ConfigError
-from headrace.stores import schema
+from headrace.stores import directory, schema
 from headrace.stores.database import Kind, Row, Values
 
 DATABASE_NAME = "headrace.db"
@@ -84,7 +84,10 @@ def open_file(path: Path, *, must_exist: bool = False) -> SqliteDatabase:
         raise ConfigError(f"{path}: no such database; name the directory of a running service with --data")
     database = SqliteDatabase(path)
     try:
-        schema.migrate(database)
+        # A command of a newer version leaves the schema of an older, running service alone.
+        schema.bring_up(
+            database, lambda: ["the service that runs on it"] if directory.is_in_use(path.parent) else []
+        )
     except BaseException:
         database.close()
         raise
