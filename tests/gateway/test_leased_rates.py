@@ -114,6 +114,7 @@ DURATIONS = pytest.mark.parametrize(
 LIMITED = TenantLimits(RATE, 20)
 
 
+@pytest.mark.slow
 @DURATIONS
 @pytest.mark.parametrize(
     "who",
@@ -140,6 +141,7 @@ def test_a_rate_of_requests_is_one_limit_for_all_workers_at_every_level(
     play(story)
 
 
+@pytest.mark.slow
 @DURATIONS
 @pytest.mark.parametrize(("max_tokens", "uses"), [(100, 100), (400, 20), (1500, 30)])
 def test_a_rate_of_tokens_is_one_limit_by_what_was_used_in_the_end(
