@@ -1,5 +1,6 @@
 """Claims about gateways that share a central PostgreSQL: one set of keys, one ledger, and nobody who waits for it."""
 
+import functools
 import shutil
 import signal
 import threading
@@ -129,7 +130,7 @@ def test_keys_and_usage_are_those_of_all_gateways(hosts: Hosts) -> None:
         for each in (first, second, first):
             assert each.chat(key)[0] == 200
         for each in (first, second):
-            wait_until(lambda each=each: is_shipped(each), what="shipping")
+            wait_until(functools.partial(is_shipped, each), what="shipping")
         for each in (first, second):
             assert len(each.usage("--tenant", "acme")) == 3
             assert each.status()["keys"]["count"] == 1

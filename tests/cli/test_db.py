@@ -75,8 +75,8 @@ def test_an_older_schema_under_a_running_service_is_left_as_it_is(run: Shown, da
     with directory.sole_user(data):
         for command in (("tenants", "list"), ("keys", "create", "--tenant", "acme"), ("usage",)):
             assert "headrace db migrate" in run(*command, status=2)
-        for command in (("db", "migrate"), ("db", "downgrade", "--to", "1", "--lose")):
-            assert "in use" in run(*command, status=2)
+        for step in (("db", "migrate"), ("db", "downgrade", "--to", "1", "--lose")):
+            assert "in use" in run(*step, status=2)
         assert schemas(run) == [("SQLite", 4)]
     run("tenants", "list")
     assert schemas(run) == [("SQLite", schema.NEWEST)]

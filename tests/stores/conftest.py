@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from headrace.core.clock import ManualClock
@@ -17,11 +18,41 @@ from tests.support.tiny_models import Heard
 Connect = Callable[[], Database]
 
 
-@pytest.fixture(params=list(Kind), ids=lambda kind: kind.name.lower())
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
-    """Opens one more connection to the database of the test, which is empty at first, and has no schema."""
+class SharedPostgres:
+    """A database with the newest schema for one test after the other: making one takes longer than most tests."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        database = PostgresDatabase(url)
+        schema.migrate(database)
+        tables = [name for (name,) in database.rows(_TABLES) if name != "migration"]
+        self._rows = {table: database.rows(f"SELECT * FROM {table}") for table in tables}
+        database.close()
+
+    def clean(self) -> None:
+        """As it was when it was made."""
+        with psycopg.connect(self.url) as admin:
+            admin.execute("SET session_replication_role = replica")  # no trigger keeps its table as it is
+            for (table,) in admin.execute(_TABLES).fetchall():
+                if table not in (*self._rows, "migration"):
+                    admin.execute(f"DROP TABLE {table}")
+            admin.execute(f"TRUNCATE {', '.join(self._rows)} RESTART IDENTITY")
+            for table, rows in self._rows.items():
+                admin.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
+                for row in rows:
+                    admin.execute(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)
+
+
+_TABLES = "SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = 'public'"
+
+
+@pytest.fixture(scope="session")
+def shared_postgres(new_postgres_url: Callable[[], str]) -> SharedPostgres:
+    return SharedPostgres(new_postgres_url())
+
+
+def _connections(tmp_path: Path, url: str) -> Iterator[Connect]:
     opened: list[Database] = []
-    url = request.getfixturevalue("new_postgres_url")() if request.param is Kind.POSTGRES else ""
 
     def open_one() -> Database:
         made = PostgresDatabase(url) if url else sqlite.SqliteDatabase(tmp_path / sqlite.DATABASE_NAME)
@@ -33,12 +64,30 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
         database.close()
 
 
+@pytest.fixture(params=list(Kind), ids=lambda kind: kind.name.lower())
+def connect_empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+    """Opens one more connection to the database of the test, which has no schema at first."""
+    url = request.getfixturevalue("new_postgres_url")() if request.param is Kind.POSTGRES else ""
+    yield from _connections(tmp_path, url)
+
+
+@pytest.fixture(params=list(Kind), ids=lambda kind: kind.name.lower())
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+    """Opens one more connection to the database of the test, which has the newest schema and no rows."""
+    url = ""
+    if request.param is Kind.POSTGRES:
+        shared: SharedPostgres = request.getfixturevalue("shared_postgres")
+        shared.clean()
+        url = shared.url
+    else:
+        sqlite.open_file(tmp_path / sqlite.DATABASE_NAME).close()
+    yield from _connections(tmp_path, url)
+
+
 @pytest.fixture
 def database(connect: Connect) -> Database:
-    """With the newest schema, on each kind of server."""
-    opened = connect()
-    schema.migrate(opened)
-    return opened
+    """One connection to it."""
+    return connect()
 
 
 @pytest.fixture

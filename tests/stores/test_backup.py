@@ -3,7 +3,6 @@
 import json
 import sqlite3
 import tarfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -67,7 +66,7 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
+def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 

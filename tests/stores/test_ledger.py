@@ -68,7 +68,7 @@ def execution_record(name: str, attempt: int = 1, **changes: object) -> Executio
     return msgspec.structs.replace(record, **changes)
 
 
-def wait_until(claim: Callable[[], bool]) -> None:
+def wait_until(claim: Callable[[], object]) -> None:
     end_s = time.monotonic() + PATIENCE_S
     while not claim():
         assert time.monotonic() < end_s, "waited in vain"

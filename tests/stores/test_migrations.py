@@ -11,9 +11,9 @@ from tests.stores.conftest import Connect
 
 
 @pytest.fixture
-def database(connect: Connect) -> Database:
+def database(connect_empty: Connect) -> Database:
     """Without a schema."""
-    return connect()
+    return connect_empty()
 
 
 _POSTGRES_SHAPE = (

@@ -82,9 +82,9 @@ def common(one: dict[str, list[str]], other: dict[str, list[str]]) -> dict[str, 
 
 
 @pytest.fixture
-def database(connect: Connect) -> Database:
+def database(connect_empty: Connect) -> Database:
     """With rows in every table."""
-    opened = connect()
+    opened = connect_empty()
     schema.migrate(opened)
     digest = "decode(repeat('00', 32), 'hex')" if opened.kind is Kind.POSTGRES else "zeroblob(32)"
     for table, row in ROWS.items():

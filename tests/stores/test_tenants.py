@@ -17,6 +17,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.tenant import Priority, TenantLimits, TenantShare, TenantTerms
 from headrace.stores import agreements, pepper, sqlite
 from headrace.stores.agreements import Agreement
+from headrace.stores.database import Database
 from headrace.stores.tenants import TenantStore
 
 PEPPER = bytes(range(32))
@@ -29,7 +30,13 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: ManualClock) -> Iterator[TenantStore]:
+def store(database: Database, clock: ManualClock) -> TenantStore:
+    return TenantStore(database, PEPPER, clock=clock)
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path, clock: ManualClock) -> Iterator[TenantStore]:
+    """For what is said of the file."""
     made = TenantStore(sqlite.open_file(tmp_path / sqlite.DATABASE_NAME), PEPPER, clock=clock)
     yield made
     made.close()
@@ -152,31 +159,31 @@ def test_an_overlap_never_lengthens_a_keys_life(store: TenantStore, clock: Manua
 
 
 def test_changes_of_another_process_are_seen_and_ledger_commits_are_not(
-    store: TenantStore, tmp_path: Path, clock: ManualClock
+    sqlite_store: TenantStore, tmp_path: Path, clock: ManualClock
 ) -> None:
     """T39: what the gateway's watcher asks each second."""
-    assert store.changed()
-    store.key_ring(DEFAULTS)
-    assert not store.changed()
-    store.create_tenant("acme")
-    assert store.changed()
-    store.key_ring(DEFAULTS)
+    assert sqlite_store.changed()
+    sqlite_store.key_ring(DEFAULTS)
+    assert not sqlite_store.changed()
+    sqlite_store.create_tenant("acme")
+    assert sqlite_store.changed()
+    sqlite_store.key_ring(DEFAULTS)
     other = TenantStore(sqlite.open_file(tmp_path / sqlite.DATABASE_NAME), PEPPER, clock=clock)
-    assert not store.changed()
+    assert not sqlite_store.changed()
     record, _ = other.create_key("acme")
-    assert store.changed()
-    assert store.changed()
-    store.key_ring(DEFAULTS)
+    assert sqlite_store.changed()
+    assert sqlite_store.changed()
+    sqlite_store.key_ring(DEFAULTS)
     other.close()
     by_hand = sqlite3.connect(tmp_path / sqlite.DATABASE_NAME)
     by_hand.execute("INSERT INTO usage_rejected VALUES ('req_1', '', '')")
     by_hand.commit()
-    assert not store.changed()
+    assert not sqlite_store.changed()
     by_hand.execute("UPDATE api_key SET revoked_s = 1 WHERE id = ?", (record.id,))
     by_hand.commit()
     by_hand.close()
-    assert store.changed()
-    assert store.key_ring(DEFAULTS) == {}
+    assert sqlite_store.changed()
+    assert sqlite_store.key_ring(DEFAULTS) == {}
 
 
 @pytest.mark.parametrize("name", ["", "-a", "Acme", "a" * 64, "a b", "a\n", "ä", "a_b", "a/../b"])
@@ -207,15 +214,23 @@ def test_a_limit_below_its_range_is_refused(store: TenantStore, bad: dict[str, i
     assert not store.has_tenant("acme")
 
 
-def test_no_key_is_found_in_anything_that_lasts_or_is_printed(store: TenantStore, tmp_path: Path) -> None:
+def test_no_key_is_found_in_anything_that_lasts_or_is_printed(
+    sqlite_store: TenantStore, tmp_path: Path
+) -> None:
     """T47: the key's random part as a canary in the database files, in every repr and in the error texts."""
-    store.create_tenant("acme")
-    record, secret = store.create_key("acme", name="ci")
+    sqlite_store.create_tenant("acme")
+    record, secret = sqlite_store.create_key("acme", name="ci")
     canary = secret[17:60]
-    ring = store.key_ring(DEFAULTS)
+    ring = sqlite_store.key_ring(DEFAULTS)
     with pytest.raises(ConfigError) as pasted:
-        store.revoke(secret)
-    shown = [repr(record), repr(store.keys()), repr(ring), repr(vars(store).keys()), repr(store)]
+        sqlite_store.revoke(secret)
+    shown = [
+        repr(record),
+        repr(sqlite_store.keys()),
+        repr(ring),
+        repr(vars(sqlite_store).keys()),
+        repr(sqlite_store),
+    ]
     shown += [str(pasted.value), repr(pasted.value), repr(pasted.value.__cause__)]
     assert not [text for text in shown if canary in text]
     for file in tmp_path.iterdir():
@@ -253,13 +268,15 @@ def test_a_pepper_that_others_can_read_or_that_is_cut_is_refused(tmp_path: Path)
         pepper.load(path)
 
 
-def test_another_pepper_is_refused_as_soon_as_there_are_keys(store: TenantStore, tmp_path: Path) -> None:
+def test_another_pepper_is_refused_as_soon_as_there_are_keys(
+    sqlite_store: TenantStore, tmp_path: Path
+) -> None:
     """A lost pepper must be an error at start, not a service in which every key has stopped working."""
     path, other, clock = tmp_path / sqlite.DATABASE_NAME, b"x" * 32, ManualClock()
     TenantStore(sqlite.open_file(path), other, clock=clock).close()
     TenantStore(sqlite.open_file(path), PEPPER, clock=clock).close()
-    store.create_tenant("acme")
-    store.create_key("acme")
+    sqlite_store.create_tenant("acme")
+    sqlite_store.create_key("acme")
     with pytest.raises(ConfigError, match="pepper"):
         TenantStore(sqlite.open_file(path), other, clock=clock)
 
@@ -301,26 +318,26 @@ def test_a_term_that_its_type_refuses_is_named_and_changes_nothing(store: Tenant
 
 
 def test_a_term_that_this_version_does_not_know_is_never_passed_over(
-    store: TenantStore, tmp_path: Path
+    sqlite_store: TenantStore, tmp_path: Path
 ) -> None:
     """A newer version may have promised something: what can't be read can't be kept, so nothing of that tenant's works. But
     it doesn't keep a gateway from hearing what becomes of other keys."""
     for name in ("acme", "other"):
-        store.create_tenant(name)
-    _, promised = store.create_key("acme")
-    revoked, gone = store.create_key("other")
-    _, kept = store.create_key("other")
+        sqlite_store.create_tenant(name)
+    _, promised = sqlite_store.create_key("acme")
+    revoked, gone = sqlite_store.create_key("other")
+    _, kept = sqlite_store.create_key("other")
     with closing(sqlite3.connect(tmp_path / sqlite.DATABASE_NAME)) as by_hand, by_hand:
         by_hand.execute("""UPDATE tenant SET terms = '{"promised": 1}' WHERE name = 'acme'""")
-    store.revoke(revoked.id)
-    assert [rings(store, secret) for secret in (promised, gone, kept)] == [False, False, True]
-    (problem,) = store.unreadable
+    sqlite_store.revoke(revoked.id)
+    assert [rings(sqlite_store, secret) for secret in (promised, gone, kept)] == [False, False, True]
+    (problem,) = sqlite_store.unreadable
     assert re.match(r"tenant `acme` has terms .*promised.*upgrade headrace", problem)
-    assert list(store.keyless(DEFAULTS)) == ["other"]
+    assert list(sqlite_store.keyless(DEFAULTS)) == ["other"]
     with pytest.raises(ConfigError, match="tenant `acme` has terms"):
-        store.tenants()
+        sqlite_store.tenants()
     with pytest.raises(ConfigError, match="did you mean `acme`"):
-        store.tenant("acmee")
+        sqlite_store.tenant("acmee")
 
 
 def test_two_who_change_one_tenant_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 
 START_LIMIT_S = 60.0
+MEMORY_BYTES_MIN = 2 << 30
 PASSWORD = "s3cret-canary"
 # It refuses to run as root, so there it runs as somebody who owns nothing else.
 _NOBODY = 65534 if os.geteuid() == 0 else None
@@ -134,7 +135,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     """A running server, gone at the end with all it held."""
     programs = binaries()
     assert programs is not None
-    directory = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
+    directory = Path(tempfile.mkdtemp(prefix="headrace-postgres-", dir=_place()))
     try:
         if _NOBODY is not None:
             os.chown(directory, _NOBODY, _NOBODY)
@@ -148,6 +149,15 @@ def postgres_server() -> Iterator[PostgresServer]:
             server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _place() -> Path | None:
+    """In memory where there is room: each database is hundreds of small files."""
+    memory = Path("/dev/shm")
+    try:
+        return memory if shutil.disk_usage(memory).free > MEMORY_BYTES_MIN else None
+    except OSError:
+        return None
 
 
 def _lives(pid: int) -> bool:
