@@ -4,7 +4,7 @@ deaths, periods and changes of quotas nothing is overspent, every charge has one
 import asyncio
 import io
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from unittest import mock
@@ -24,6 +24,7 @@ from headrace.gateway.leases import ANSWER_LIMIT_S, Lacking, Leases
 from headrace.gateway.walk import Signal, Walk
 from headrace.policies import spending
 from headrace.policies.budgets import Budget
+from headrace.stores.spending import Before, Corrected
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 from tests.gateway.budgets_rig import KeptRecords, leased_reservations
@@ -148,7 +149,7 @@ class World:
         self._told: dict[RequestId, None] = {}
         self.is_steady = True
         self.authority = BudgetAuthority(
-            lambda wanted, recorded: [self._before(key, span, list(recorded(key))) for key, span in wanted],
+            self,
             self,
             workers=workers,
             metrics=Metrics(),
@@ -158,6 +159,16 @@ class World:
         self.authority.begin(limits)
         self.generation = 0
         self.workers = [self._join(number) for number in range(workers)]
+
+    def spending(
+        self,
+        wanted: Sequence[tuple[BudgetKey, Span]],
+        recorded: Callable[[BudgetKey], Iterable[RequestId]],
+    ) -> Before:
+        return Before([self._before(key, span, list(recorded(key))) for key, span in wanted], 0)
+
+    def corrections(self, *, after: int) -> list[Corrected]:
+        return []
 
     def _before(self, key: BudgetKey, span: Span, recorded: list[RequestId]) -> tuple[int, list[RequestId]]:
         """What the ledger says: every record is committed at once here."""

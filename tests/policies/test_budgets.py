@@ -138,6 +138,18 @@ def test_a_period_that_was_forgotten_before_it_was_read_stays_so() -> None:
     assert book.newest.spent == 1
 
 
+def test_a_correction_counts_once_and_in_its_period() -> None:
+    book = Book(key(QuotaUnit.MONEY), 100, NOON_S)
+    book.correct(1, NOON_S, 50)
+    assert book.newest.spent == 0, "what is read will have it"
+    book.read(50, [])
+    book.corrected = 1
+    for number in (1, 2, 2):
+        book.correct(number, NOON_S, -10)
+    book.correct(3, NOON_S - 90 * DAY_S, -10)
+    assert (book.newest.spent, book.corrected) == (40, 3)
+
+
 def test_quotas_come_and_go_and_what_was_spent_stays() -> None:
     tried = Budgets()
     tokens, requests = key(), key(QuotaUnit.REQUESTS)

@@ -13,7 +13,7 @@ from headrace.core.usage import UsageRecord
 from headrace.policies import spending
 from headrace.stores import ledger_rows, sqlite
 from headrace.stores.database import Database
-from headrace.stores.spending import read_spending
+from headrace.stores.spending import read_corrections, read_spending
 
 DAY = span_of(Period.DAY, 1_800_000_000.0)
 RECORD = UsageRecord(
@@ -47,7 +47,7 @@ def key(unit: QuotaUnit, *, tenant: str = "acme", key_id: str = "") -> BudgetKey
 
 
 def spent(database: Database, *keys: BudgetKey, span: Span = DAY) -> list[int]:
-    return [found for found, _ in read_spending(database, [(each, span) for each in keys])]
+    return [found for found, _ in read_spending(database, [(each, span) for each in keys]).budgets]
 
 
 def every_ending() -> list[UsageRecord]:
@@ -118,6 +118,31 @@ def test_what_was_told_lately_and_is_in_the_sums_is_named(tmp_path: Path, databa
         write(tmp_path, [second])  # after the sums were read
         return [first.request_id, second.request_id, *(RequestId(f"req_{number}") for number in range(600))]
 
-    ((found, counted),) = read_spending(database, [(key(QuotaUnit.REQUESTS), DAY)], told)
+    ((found, counted),) = read_spending(database, [(key(QuotaUnit.REQUESTS), DAY)], told).budgets
     assert (found, counted) == (1, [first.request_id])
     assert spent(database, key(QuotaUnit.REQUESTS)) == [2]
+
+
+def test_corrections_count_in_the_period_in_which_they_were_made(tmp_path: Path, database: Database) -> None:
+    """As money, and of the whole tenant: nobody says for which key."""
+    write(tmp_path, [named(1)])
+    for number, (tenant, amount, made_s) in enumerate(
+        [
+            ("acme", -40, DAY.start_s + 5.0),
+            ("acme", 7, DAY.start_s - 5.0),
+            ("other", 5, DAY.start_s + 5.0),
+            ("acme", 3, DAY.end_s - 1.0),
+        ],
+        start=1,
+    ):
+        database.execute(
+            "INSERT INTO correction (number, tenant, request_id, model, price_version, currency, amount_pico, reason,"
+            " created_s) VALUES (?, ?, '', '', '', 'EUR', ?, 'test', ?)",
+            (number, tenant, amount, made_s),
+        )
+    wanted = [key(QuotaUnit.MONEY), key(QuotaUnit.MONEY, key_id="k1"), key(QuotaUnit.TOKENS)]
+    before = read_spending(database, [(each, DAY) for each in wanted])
+    assert [spent for spent, _ in before.budgets] == [99 - 40 + 3, 99, 12]
+    assert before.corrected == 4
+    assert [each.number for each in read_corrections(database, after=2)] == [3, 4]
+    assert read_spending(database, [(key(QuotaUnit.TOKENS), DAY)]).corrected == 0

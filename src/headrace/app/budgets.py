@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from headrace.control.budgets import BudgetAuthority
@@ -15,7 +16,8 @@ from headrace.policies.prices import PriceBook
 from headrace.policies.spending import Assumptions
 from headrace.stores import spending, tenants
 from headrace.stores.ledger import Ledger
-from headrace.stores.opening import open_local
+from headrace.stores.opening import open_database, open_local
+from headrace.stores.spending import Before, Corrected
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -43,7 +45,7 @@ def begin_budgets(
     finally:
         store.close()
     authority = BudgetAuthority(
-        _reader(data),
+        _Reader(data),
         ledger,
         workers=workers,
         metrics=metrics,
@@ -55,42 +57,46 @@ def begin_budgets(
 
 
 class _NoLedger:
-    """Nothing waits to be written."""
+    """Nothing was spent, and nothing waits to be written."""
 
     appended = committed = 0
+
+    def spending(
+        self,
+        wanted: Sequence[tuple[BudgetKey, Span]],
+        recorded: Callable[[BudgetKey], Iterable[RequestId]],
+    ) -> Before:
+        return Before([(0, []) for _ in wanted], 0)
+
+    def corrections(self, *, after: int) -> list[Corrected]:
+        return []
 
 
 def no_budgets(clock: Clock) -> BudgetAuthority:
     """The owner where there is no ledger to read from, such as for a measurement."""
-    return BudgetAuthority(
-        lambda wanted, recorded: [(0, []) for _ in wanted],
-        _NoLedger(),
-        workers=1,
-        metrics=Metrics(),
-        log=Log(io.StringIO(), clock),
-        clock=clock,
-    )
+    nothing, log = _NoLedger(), Log(io.StringIO(), clock)
+    return BudgetAuthority(nothing, nothing, workers=1, metrics=Metrics(), log=log, clock=clock)
 
 
-def _reader(
-    data: Path,
-) -> Callable[
-    [Sequence[tuple[BudgetKey, Span]], Callable[[BudgetKey], Iterable[RequestId]]], list[spending.Before]
-]:
-    """Reads on a connection of its own: rarely, and in another thread than who serves."""
+class _Reader:
+    """Reads on a connection for each time: rarely, and in another thread than who serves."""
 
-    def read(
-        wanted: Sequence[tuple[BudgetKey, Span]], recorded: Callable[[BudgetKey], Iterable[RequestId]]
-    ) -> list[spending.Before]:
+    def __init__(self, data: Path) -> None:
+        self._data = data
+
+    def spending(
+        self,
+        wanted: Sequence[tuple[BudgetKey, Span]],
+        recorded: Callable[[BudgetKey], Iterable[RequestId]],
+    ) -> Before:
         if not wanted:
-            return []
-        database = open_local(data)
-        try:
+            return Before([], 0)
+        with closing(open_local(self._data)) as database:
             return spending.read_spending(database, wanted, recorded)
-        finally:
-            database.close()
 
-    return read
+    def corrections(self, *, after: int) -> list[Corrected]:
+        with closing(open_database(self._data)) as database:
+            return spending.read_corrections(database, after=after)
 
 
 def estimator(assumed: Assumptions, prices: Callable[[], PriceBook]) -> Estimator:

@@ -32,6 +32,7 @@ from headrace.core.usage import UsageRecord
 from headrace.policies import spending
 from headrace.policies.budgets import LOW_PERCENTS, Book, Budget, Budgets
 from headrace.policies.escrow import EscrowLender, EscrowMessages
+from headrace.stores.spending import Before, Corrected, counts_for
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -42,6 +43,7 @@ OPEN_LIMIT_S = 0.25
 # Between two looks at whether the ledger has written what it was given.
 _WRITTEN_CHECK_S = 0.01
 _RETRY_S = 1.0
+CORRECTIONS_CHECK_S = 1.0
 
 
 class Books(Protocol):
@@ -54,11 +56,16 @@ class Books(Protocol):
     def committed(self) -> int: ...
 
 
-ReadSpending = Callable[
-    [Sequence[tuple[BudgetKey, Span]], Callable[[BudgetKey], Iterable[RequestId]]],
-    list[tuple[int, list[RequestId]]],
-]
-"""stores.spending.read_spending on a database of its own."""
+class Reader(Protocol):
+    """What the database says: stores.spending on a connection of its own. Called from other threads, one at a time."""
+
+    def spending(
+        self,
+        wanted: Sequence[tuple[BudgetKey, Span]],
+        recorded: Callable[[BudgetKey], Iterable[RequestId]],
+    ) -> Before: ...
+
+    def corrections(self, *, after: int) -> list[Corrected]: ...
 
 
 class BudgetAuthority:
@@ -66,14 +73,14 @@ class BudgetAuthority:
     wait to hear that their quotas are known; and what dead workers held, by their journals.
 
     Args:
-        read_spending: Asks the ledger; called from other threads, one at a time.
+        reader: Asks the database what was spent.
         ledger: Which is given every record right after `spend` has heard of it.
         workers: How many of them share what is lent.
     """
 
     def __init__(
         self,
-        read_spending: ReadSpending,
+        reader: Reader,
         ledger: Books,
         *,
         workers: int,
@@ -82,7 +89,7 @@ class BudgetAuthority:
         clock: Clock,
     ) -> None:
         self.budgets = Budgets()
-        self._read_spending = read_spending
+        self._reader = reader
         self._ledger = ledger
         self._workers = workers
         self._metrics = metrics
@@ -120,7 +127,34 @@ class BudgetAuthority:
             pass
 
     async def run(self) -> None:
-        """Reads, for quotas that are new while requests come, what was spent of them. Until cancelled."""
+        """Reads what is spent elsewhere than in records that come: until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_on())
+            tasks.create_task(self._watch_corrections())
+
+    async def _watch_corrections(self) -> None:
+        """Corrections are made by commands, in the database; a second later they count."""
+        while True:
+            await asyncio.sleep(CORRECTIONS_CHECK_S)
+            books = [
+                book for book in self.budgets.agreed() if book.key.unit is QuotaUnit.MONEY and book.is_read
+            ]
+            if not books:
+                continue
+            after = min(book.corrected for book in books)
+            try:
+                found = await asyncio.to_thread(self._reader.corrections, after=after)
+            except ConfigError:
+                continue  # the database can't be had at the moment, which others report
+            for number, tenant, amount, made_s in found:
+                for book in books:
+                    if counts_for(book.key, tenant):
+                        book.correct(number, made_s, amount)
+            for book in books:
+                book.corrected = max(book.corrected, found[-1].number if found else 0)
+
+    async def _read_on(self) -> None:
+        """Reads, for quotas that are new while requests come, what was spent of them."""
         while True:
             await self._has_unread.wait()
             books, appended = list(self._unread), self._ledger.appended
@@ -270,15 +304,16 @@ class BudgetAuthority:
             self._is_read.clear()
             self._has_unread.set()
 
-    def _read(self, books: Sequence[Book]) -> list[tuple[int, list[RequestId]]]:
+    def _read(self, books: Sequence[Book]) -> Before:
         unread = {book.key: book for book in books}
-        return self._read_spending(
+        return self._reader.spending(
             [(book.key, book.opened) for book in books], lambda key: unread[key].unread
         )
 
-    def _take_in(self, books: Sequence[Book], before: list[tuple[int, list[RequestId]]]) -> None:
-        for book, (spent, counted) in zip(books, before, strict=True):
+    def _take_in(self, books: Sequence[Book], before: Before) -> None:
+        for book, (spent, counted) in zip(books, before.budgets, strict=True):
             book.read(spent, counted)
+            book.corrected = before.corrected
 
     def _look_at(self, budget: Budget) -> None:
         """Tells when a budget runs low, once for each threshold in each period."""

@@ -103,9 +103,12 @@ class Book:
 
     State: the budgets, by the start of their periods; the newest period; and while what was spent before the book was opened
     is still to be found out, `_unread`: the requests recorded since, with their amounts.
+
+    Attributes:
+        corrected: The number of the last correction that is in what was spent.
     """
 
-    __slots__ = ("_budgets", "_opened", "_span", "_unread", "key", "limit")
+    __slots__ = ("_budgets", "_opened", "_span", "_unread", "corrected", "key", "limit")
 
     def __init__(self, key: BudgetKey, limit: int, wall_s: float) -> None:
         self.key = key
@@ -113,6 +116,7 @@ class Book:
         self._opened = self._span = span_of(key.period, wall_s)
         self._budgets: dict[int, Budget] = {self._span.start_s: Budget(key, self._span, limit)}
         self._unread: dict[RequestId, int] | None = {}
+        self.corrected = 0
 
     @property
     def is_read(self) -> bool:
@@ -149,6 +153,14 @@ class Book:
             if self._unread is not None and budget.span == self._opened:
                 self._unread[request] = amount
         return budget
+
+    def correct(self, number: int, wall_s: float, amount: int) -> None:
+        """An entry of that number has changed what was spent, in the period of that moment; each counts once."""
+        budget = self._find(wall_s)
+        if self._unread is None and number > self.corrected:
+            self.corrected = number
+            if budget is not None:
+                budget.spent += amount
 
     @property
     def unread(self) -> list[RequestId]:

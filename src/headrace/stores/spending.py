@@ -1,10 +1,11 @@
 """What was spent before? Sums over the ledger's records of one period, by tenant and key, as budgets count them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from headrace.core.endings import ENDINGS, Charge, Stage
 from headrace.core.ids import KeyId, RequestId, TenantId
-from headrace.core.quotas import Amounts, BudgetKey, Span
+from headrace.core.quotas import Amounts, BudgetKey, QuotaUnit, Span
 from headrace.stores.database import Database
 from headrace.stores.usage_report import ID_MARGIN_S, id_at
 
@@ -12,8 +13,21 @@ from headrace.stores.usage_report import ID_MARGIN_S, id_at
 _TENANTS_SINGLY = 4
 _IDS_AT_ONCE = 500
 
-Before = tuple[int, list[RequestId]]
-"""What was spent, and which of the requests asked for are in it."""
+
+class Before(NamedTuple):
+    """What was spent of each budget, which of the requests asked for are in it, and the number of the last correction in it."""
+
+    budgets: list[tuple[int, list[RequestId]]]
+    corrected: int
+
+
+class Corrected(NamedTuple):
+    """An entry that corrects what a tenant is charged, by so many pico-units; it counts in the period in which it was made."""
+
+    number: int
+    tenant: TenantId
+    amount: int
+    made_s: float
 
 
 def _charged(stage: Stage) -> str:
@@ -43,8 +57,8 @@ def read_spending(
     database: Database,
     wanted: Sequence[tuple[BudgetKey, Span]],
     recorded: Callable[[BudgetKey], Iterable[RequestId]] = lambda key: (),
-) -> list[Before]:
-    """What was spent of each budget in that period, as of one moment.
+) -> Before:
+    """What was spent of each budget in that period, corrections included, as of one moment.
 
     Args:
         recorded: The requests of which the ledger was told lately; asked for once that moment is fixed, so that whatever
@@ -52,15 +66,39 @@ def read_spending(
     """
     with database.snapshot():
         sums = {span: _sums(database, span, wanted) for span in {span for _, span in wanted}}
-        found: list[Before] = []
+        corrections = read_corrections(database, after=0) if _has_money(wanted) else []
+        found: list[tuple[int, list[RequestId]]] = []
         for key, span in wanted:
             spent = sum(
+                each.amount
+                for each in corrections
+                if counts_for(key, each.tenant) and span.start_s <= each.made_s < span.end_s
+            )
+            spent += sum(
                 amounts.of(key.unit)
                 for (tenant, key_id), amounts in sums[span].items()
                 if tenant == key.tenant and key.key_id in ("", key_id)
             )
             found.append((spent, _present(database, list(recorded(key)))))
-        return found
+        return Before(found, max((each.number for each in corrections), default=0))
+
+
+def read_corrections(database: Database, *, after: int) -> list[Corrected]:
+    """Those with larger numbers, in their order. There are few: each is the work of a person."""
+    rows = database.rows(
+        "SELECT number, tenant, amount_pico, created_s FROM correction WHERE number > ? ORDER BY number",
+        (after,),
+    )
+    return [Corrected(*row) for row in rows]
+
+
+def counts_for(key: BudgetKey, tenant: TenantId) -> bool:
+    """Whether a correction of that tenant is one of this budget: of money, and of no key's, since nobody says whose it is."""
+    return key.unit is QuotaUnit.MONEY and key.tenant == tenant and not key.key_id
+
+
+def _has_money(wanted: Sequence[tuple[BudgetKey, Span]]) -> bool:
+    return any(key.unit is QuotaUnit.MONEY for key, _ in wanted)
 
 
 def _sums(
