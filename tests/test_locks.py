@@ -69,9 +69,7 @@ def chosen(*sections: str) -> set[str]:
     names: set[str] = set()
     parts = re.split(r"^### (.+)\n", CHOICES.read_text(), flags=re.MULTILINE)
     for section, part in zip(parts[1::2], parts[2::2], strict=True):
-        for row in (
-            re.findall(r"^\| (?!package)(.+) \|$", part, re.MULTILINE) if section in sections else ()
-        ):
+        for row in re.findall(r"^\| (?!package)(.+) \|$", part, re.MULTILINE) if section in sections else ():
             packages, _, _, _, along, _ = row.split(" | ")
             elsewhere = re.sub(r"(elsewhere than )?on \w+ ", "", along)
             names |= {name_of(name) for name in re.split(r"[,;()\s]+", f"{packages},{elsewhere}") if name}

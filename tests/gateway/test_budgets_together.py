@@ -148,6 +148,7 @@ class World:
         self.written: dict[RequestId, UsageRecord] = {}
         self._told: dict[RequestId, None] = {}
         self.is_steady = True
+        self.corrected: list[Corrected] = []
         self.authority = BudgetAuthority(
             self,
             self,
@@ -168,7 +169,7 @@ class World:
         return Before([self._before(key, span, list(recorded(key))) for key, span in wanted], 0)
 
     def corrections(self, *, after: int) -> list[Corrected]:
-        return []
+        return [each for each in self.corrected if each.number > after]
 
     def _before(self, key: BudgetKey, span: Span, recorded: list[RequestId]) -> tuple[int, list[RequestId]]:
         """What the ledger says: every record is committed at once here."""
@@ -385,6 +386,29 @@ def test_a_silent_authority_is_waited_for_no_longer_than_anybody_may_and_only_wh
 
     play(world, story())
     assert world.ends["quota_exhausted"] == 0
+
+
+def test_a_correction_of_a_charge_gives_back_what_it_takes_back() -> None:
+    """A command has made it, in the database; a second later it counts, and once."""
+    world = World("5", {MONEY: 1000}, workers=2)
+    worker = world.workers[0]
+
+    async def story() -> None:
+        worker.ask(tokens=90, used=90, held_s=0.01)
+        await asyncio.sleep(0.1)
+        worker.ask(tokens=50, used=50, held_s=0.01)
+        await asyncio.sleep(0.1)
+        assert world.ends == {"admitted": 1, "quota_exhausted": 1}
+        world.corrected.append(Corrected(1, TENANT, -500, world.clock.wall_s()))
+        world.corrected.append(Corrected(2, TenantId("other"), -500, world.clock.wall_s()))
+        await asyncio.sleep(5.0)
+        for _ in range(2):
+            worker.ask(tokens=50, used=50, held_s=0.01)
+            await asyncio.sleep(0.1)
+
+    play(world, story())
+    assert world.ends == {"admitted": 2, "quota_exhausted": 2}
+    assert world.budgets()[0].spent == 900 - 500 + 500
 
 
 @pytest.mark.parametrize("seed", [str(number) for number in range(24)])

@@ -35,7 +35,8 @@ def read_book(limit: int, *, wall_s: float = NOON_S) -> Book:
 @given(
     limit=st.integers(0, 50),
     steps=st.lists(
-        st.tuples(st.sampled_from(["lend", "end", "lose"]), st.integers(0, 2), st.integers(0, 20))
+        st.tuples(st.sampled_from(["lend", "end", "lose"]), st.integers(0, 2), st.integers(0, 20)),
+        max_size=30,
     ),
 )
 def test_spent_and_lent_never_pass_the_limit(limit: int, steps: list[tuple[str, int, int]]) -> None:

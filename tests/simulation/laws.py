@@ -30,6 +30,7 @@ from headrace.policies.prices import PriceBook
 from headrace.policies.retry import WINDOW_S
 from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
 from headrace.telemetry.metrics import Metrics
+from tests.simulation.budget_laws import BudgetLaws
 from tests.simulation.caller import SLACK_S, Oddity, Reading, Request
 from tests.simulation.history import History
 from tests.simulation.replica import Execution, Fleet
@@ -234,6 +235,7 @@ class Laws:
         config: Config,
         *,
         gateway: Gateway,
+        budgets: BudgetLaws,
         dispatcher: WatchedDispatcher,
         limiter: WatchedLimiter,
         records: Records,
@@ -249,6 +251,7 @@ class Laws:
         self._history = history
         self._config = config
         self._gateway = gateway
+        self._budgets = budgets
         self._dispatcher = dispatcher
         self._limiter = limiter
         self._records = records
@@ -262,6 +265,7 @@ class Laws:
         self._queue_is_bounded(now_s)
         self._retries_are_within_budget(now_s)
         self._tenants_are_counted()
+        self._budgets.at_each_step()
 
     def _slots_are_what_runs(self) -> None:
         gateway, dispatcher = self._gateway, self._dispatcher
@@ -346,6 +350,7 @@ class Laws:
 
     def at_the_end(self, requests: Sequence[Request]) -> None:
         """Everything is zero, and every request ended once and as its record says."""
+        self._budgets.at_the_end()
         gateway = self._gateway
         self._history.require(
             gateway.in_progress == len(gateway.streams) == gateway.dispatch.waiting == 0, "work is left"

@@ -15,12 +15,15 @@ from headrace.app.gateway_parts import build_gateway
 from headrace.config import AdmissionConfig, Config, HealthConfig, RequestConfig, ServerConfig
 from headrace.core import keys
 from headrace.core.fleet import Deployment, FleetSnapshot, Task
+from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
+from headrace.core.quotas import BudgetKey, Period, QuotaUnit
 from headrace.engines.openai_compatible import DIALECTS, OPENAI
 from headrace.gateway.auth import Authenticator
 from headrace.stores.key_ring import KeyEntry
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
+from tests.simulation.budget_laws import BudgetLaws
 from tests.simulation.caller import HOST, PORT, Caller, Manners, Request
 from tests.simulation.history import History, Violation
 from tests.simulation.laws import Laws, Records, watched
@@ -229,9 +232,13 @@ class World:
                 clock=clock,
                 chance=Random(f"{self._seed}/gateway"),
             )
+        self._agree_quotas()
         self._laws = Laws(
             config,
             gateway=self._gateway,
+            budgets=BudgetLaws(
+                self._budgets.budgets, lambda: self._records.usage, metrics=metrics, history=self._history
+            ),
             dispatcher=dispatchers[0],
             limiter=limiters[0],
             records=self._records,
@@ -242,6 +249,16 @@ class World:
             started_s=self._started_s,
             history=self._history,
         )
+
+    def _agree_quotas(self) -> None:
+        """Some tenants may send few requests, or use few tokens, in all."""
+        chance, limits = Random(f"{self._seed}/quotas"), dict[BudgetKey, int]()
+        for tenant in self._tenants:
+            if chance.random() < 0.2:
+                unit, amount = chance.choice(((QuotaUnit.REQUESTS, 12), (QuotaUnit.TOKENS, 40_000)))
+                limits[BudgetKey(TenantId(tenant), KeyId(""), unit, Period.TOTAL)] = amount
+        self._budgets.begin(limits)
+        self._gateway.reservations.go_by(limits, revision=1)
 
     # Playing.
 
