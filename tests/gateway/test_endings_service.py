@@ -366,6 +366,25 @@ def test_named_work_of_which_the_service_says_nothing_ends_as_the_table_says() -
                 check(before, UNKNOWN, way, Seen(answer), has_account=False)
 
 
+# --- a place where it may not run ---
+
+LOCATION = (Reason.LOCATION, UNSTARTED)
+
+
+def test_a_request_that_may_not_run_there_ends_as_the_table_says() -> None:
+    with rig({"slots": 64}, config='[server]\nlocation = "us"\n') as one:
+        key = one.provider.key("bank")
+        one.provider.cli("tenants", "set", "bank", "--location", "eu")
+        wait_until(lambda: one.ask(key=key).status == 403, what="the agreement to be in force")
+        one.wait_until_idle()
+        for way in WAYS:
+            with (
+                books(one, LOCATION) as before,
+                one.open(stream=way.stream, headers=way.headers, key=key) as connection,
+            ):
+                check(before, LOCATION, way, Seen(read_to_end(connection, way)))
+
+
 # --- all of it ---
 
 COVERED = {
@@ -385,6 +404,7 @@ COVERED = {
             NO_LEDGER,
             RESTING,
             UNKNOWN,
+            LOCATION,
         ]
     ),
 }

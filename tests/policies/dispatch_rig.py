@@ -55,10 +55,12 @@ def ticket(
     priority: Priority = Priority.NORMAL,
     body_bytes: int = 100,
     prompt_bytes: int = 100,
+    locations: tuple[str, ...] = (),
 ) -> Ticket:
     return Ticket(
         model=model,
         tenant=TenantId(tenant),
+        locations=locations,
         deadline_s=deadline_s,
         share=SHARES.get(tenant, TenantShare()),
         priority=priority,

@@ -66,6 +66,7 @@ class ControlPlane:
                     upstream.ca_file,
                     None if upstream.cache_isolation == "auto" else CacheIsolation(upstream.cache_isolation),
                     upstream.shared_cache_reason,
+                    upstream.location or config.server.location,
                 )
                 for index, upstream in enumerate(config.upstreams)
             ],
@@ -155,4 +156,5 @@ def _engine_spec(config: Config, model: StoredModel) -> EngineSpec:
         slots=engine.slots,
         context_tokens=engine.context_tokens,
         threads=engine.threads,
+        location=engine.location or config.server.location,
     )

@@ -1,9 +1,12 @@
 """What every process of the service does once, for itself."""
 
+import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
@@ -14,6 +17,18 @@ def calm_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+
+
+def keep_memory_out_of_dumps() -> None:
+    """If this process crashes, or one that it starts, nothing of its memory is written anywhere: it holds prompts and keys.
+
+    The limit is for dumps that are files; a program that takes dumps over a pipe is told of the crash, without the memory.
+    Both are inherited by children, also over exec. Who wants a dump after all can raise them for a running process.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    with contextlib.suppress(OSError):  # a kernel that never dumps has no such file
+        Path("/proc/self/coredump_filter").write_text("0")
 
 
 def die_with_parent() -> None:

@@ -77,6 +77,7 @@ def _deployments(
             "revision": deployment.revision,
             "ready": len(deployment.replicas),
             "cache_isolation": deployment.cache_isolation,
+            "locations": list(deployment.locations),
             **_queue([plane.queues[name] for plane in planes if name in plane.queues]),
             "replicas": rows[name],
         }
@@ -90,6 +91,7 @@ def _deployments(
             "revision": "",
             "ready": 0,
             "cache_isolation": None,
+            "locations": sorted({replica["location"] for replica in unknown}),
             **_queue([]),
             "replicas": unknown,
         }
@@ -162,6 +164,7 @@ def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport], slots_max: in
         "circuit": max((load.circuit for load in loads), key=_SEVERITY.index, default=Circuit.CLOSED).value,
         "rest_s": max((load.rest_s for load in loads), default=0.0),
         "silent_s": max((load.silent_s for load in loads), default=0.0),
+        "location": status.location,
         "cache_isolation": status.traits and status.traits.isolation,
         "cache_risk": status.traits.cache_risk if status.traits is not None else "",
         "pid": status.pid,

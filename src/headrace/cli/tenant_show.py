@@ -83,6 +83,8 @@ def _agreement(shown: Shown) -> list[str]:
             value = limit_text.models_written(value)
         elif name in ("shadow", "shadow_key"):
             value = limit_text.written(value)
+        elif isinstance(value, list | tuple):
+            value = ", ".join(value)
         lines.append(f"{name.replace('_', ' ')} {value}")
     return [lines[0], *sorted(lines[1:])]
 

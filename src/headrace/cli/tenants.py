@@ -195,6 +195,14 @@ OPTIONS = (
         read=str,
         is_list=True,
     ),
+    Option(
+        "--location",
+        "locations",
+        "NAME",
+        "where its requests may run, as in the configuration; may be given several times (default: anywhere)",
+        read=str,
+        is_list=True,
+    ),
 )
 
 

@@ -13,6 +13,7 @@ import uvloop
 
 from headrace import config
 from headrace.app.data_plane import check_certificate
+from headrace.app.process import keep_memory_out_of_dumps
 from headrace.app.service import Service
 from headrace.cli import common, models
 from headrace.core.errors import ConfigError, leaves
@@ -78,6 +79,8 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int | None:
     settings = _settings(arguments)
     data = config.data_directory(arguments.data)
+    if not settings.server.core_dumps:
+        keep_memory_out_of_dumps()
     with sole_user(data):
         check_certificate(settings.server)  # before minutes of fetching models
         stored = _models(settings, data)

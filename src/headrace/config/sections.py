@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.core.tenant import TenantLimits
+from headrace.core.tenant import NameOrNone, TenantLimits
 from headrace.policies.issuers import Issuer
 from headrace.policies.spending import Assumptions
 
@@ -26,6 +26,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         trusted_proxies: Networks of proxies that are believed in `X-Forwarded-For` when a key's networks are checked.
         drain_s: After SIGTERM, how long requests in progress may go on.
         workers: Processes that serve the public port; see docs/operate/workers.md.
+        location: Where everything runs that doesn't say.
+        core_dumps: Whether a process that crashes may leave its memory behind, with prompts and keys.
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +45,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trusted_proxies: tuple[str, ...] = ()
     drain_s: float = 30.0
     workers: int = 1
+    location: NameOrNone = ""
+    core_dumps: bool = False
 
     @property
     def scheme(self) -> str:
@@ -244,6 +248,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         slots: Requests that each engine runs at once.
         context_tokens: Prompt plus output of one request, per slot.
         threads: 0 means all cores but one, which the gateway needs.
+        location: Where it runs; "" for `server.location`.
     """
 
     chat_model: str = "smollm2-135m-instruct"
@@ -251,6 +256,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: int = 4
     context_tokens: int = 4096
     threads: int = 0
+    location: NameOrNone = ""
 
 
 class PrefixCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -274,6 +280,7 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cache_isolation: What keeps the prompts of different tenants apart in its prefix cache: "auto", by what kind of
             server it is, or one of "salt", "slots", "prompt", "off_per_request", "none"; see docs/concepts/cache-isolation.md.
         shared_cache_reason: Why tenants may share its cache; required for "none", and shown in `headrace status`.
+        location: Where it runs; "" for `server.location`.
     """
 
     url: str
@@ -282,6 +289,7 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
     cache_isolation: Literal["auto", "salt", "slots", "prompt", "off_per_request", "none"] = "auto"
     shared_cache_reason: str = ""
+    location: NameOrNone = ""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

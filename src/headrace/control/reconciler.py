@@ -98,7 +98,12 @@ class Reconciler:
         A name once offered stays, without replicas: its callers should come back, not look for another model. An
         engine of ours goes before an upstream's model of the same name, because it is what the operator asked for.
         """
-        offered = upstream_servers.joined(offer for watch in self._upstreams for offer in watch.offers())
+        offered = {
+            name: replace(offer, locations=self._locations(name))
+            for name, offer in upstream_servers.joined(
+                offer for watch in self._upstreams for offer in watch.offers()
+            ).items()
+        }
         offered |= {deployment.name: deployment for deployment in (e.deployment() for e in self._engines)}
         gone = {name: replace(known, replicas=()) for name, known in self._deployments.items()}
         deployments = gone | offered
@@ -106,6 +111,10 @@ class Reconciler:
             self._deployments = deployments
             self._version += 1
             self._publish(FleetSnapshot(version=self._version, deployments=deployments))
+
+    def _locations(self, model: str) -> tuple[str, ...]:
+        """Also of the servers that are out: what they may serve again can't be refused for good."""
+        return tuple(sorted({watch.location for watch in self._upstreams if watch.lists(model)}))
 
 
 def _refuse_twins(kind: str, names: Sequence[str]) -> None:

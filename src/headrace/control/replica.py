@@ -39,6 +39,7 @@ class EngineSpec:
         deployment: Model name offered.
         context_tokens: Prompt plus output of one request.
         threads: 0 means all cores but one.
+        location: Where it runs; it makes no answer another one.
     """
 
     deployment: str
@@ -48,6 +49,7 @@ class EngineSpec:
     slots: int
     context_tokens: int
     threads: int
+    location: str = ""
 
     def revision(self) -> str:
         """Digest of everything that makes this engine's answers; equal specs on equal software have equal ones."""
@@ -133,6 +135,7 @@ class EngineReplica:
             cold_start=self._cold_start,
             gauges=self._gauges,
             traits=DIALECTS["embedded"],
+            location=self._spec.location,
         )
 
     def deployment(self) -> Deployment:
@@ -144,6 +147,7 @@ class EngineReplica:
             tasks=frozenset({spec.task}),
             revision=self._revision,
             replicas=() if self._replica is None else (self._replica,),
+            locations=(spec.location,),
             context_tokens=self._context_tokens,
             vocabulary_tokens=self._vocabulary_tokens,
             constraint_pieces_max=CONSTRAINT_PIECES_MAX,
@@ -286,6 +290,7 @@ class EngineReplica:
             traits=DIALECTS["embedded"],
             authorization=address.authorization,
             generation=self._generation,
+            location=self._spec.location,
         )
         self._ready_at_s = self._clock.now_s()
         self._become(ReplicaState.READY, reason="")

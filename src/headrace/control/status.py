@@ -36,6 +36,7 @@ class ReplicaStatus:
         restarts: Starts after the first one.
         gauges: The engine's own metrics as last scraped, without its prefix.
         traits: What kind of engine it is; None while that isn't known.
+        location: Where it runs; "" where nobody said.
     """
 
     deployment: str
@@ -48,6 +49,7 @@ class ReplicaStatus:
     cold_start: ColdStart | None = None
     gauges: Mapping[str, float] = field(default_factory=dict)
     traits: EngineTraits | None = None
+    location: str = ""
 
 
 def announcement(status: ReplicaStatus, *, is_ours: bool) -> str | None:

@@ -31,6 +31,7 @@ class Upstream:
         ca_file: PEM file of the authorities that may sign its certificate; "" for those of the system.
         isolation: How its prefix cache is to be isolated; None: by what kind of server it is.
         shared_cache_reason: Why it need not be, where it isn't.
+        location: Where it runs, by the operator's name for it; "" where nobody said.
     """
 
     url: str
@@ -39,6 +40,7 @@ class Upstream:
     ca_file: str = ""
     isolation: CacheIsolation | None = None
     shared_cache_reason: str = ""
+    location: str = ""
 
     def traits(self, model: probes.OfferedModel) -> EngineTraits:
         """How to use the server for that model. Raises ConfigError where its cache can't be isolated as wanted."""
@@ -139,6 +141,15 @@ class UpstreamWatch:
         names = [model.id for model in self._models] or [""]
         return tuple(self._status(name) for name in names)
 
+    @property
+    def location(self) -> str:
+        """Where it runs."""
+        return self._upstream.location
+
+    def lists(self, model: str) -> bool:
+        """Whether that model was among those that it listed last, also if it is out now."""
+        return any(each.id == model for each in self._models)
+
     def offers(self) -> list[Deployment]:
         """Its models, each with this server as the only replica; empty while it is out."""
         return [self._offer(model) for model in self._models] if self._state is ReplicaState.READY else []
@@ -225,6 +236,7 @@ class UpstreamWatch:
             reason=self._reason,
             restarts=self._generation,
             traits=self._known_traits(model),
+            location=self._upstream.location,
         )
 
     def _known_traits(self, model: str) -> EngineTraits | None:
@@ -247,6 +259,7 @@ class UpstreamWatch:
             generation=self._generation,
             is_secure=self.address.tls is not None,
             ca_file=self._upstream.ca_file,
+            location=self._upstream.location,
         )
         return Deployment(
             name=model.id,

@@ -164,6 +164,9 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
     _refused(Reason.UNAUTHENTICATED, errors.Unauthenticated, "no key, or none of ours"),
     _refused(Reason.MODEL_NOT_FOUND, errors.ModelNotFound, "no model of that name"),
     _refused(Reason.NOT_FOUND, errors.NotFound, "no such path"),
+    _refused(
+        Reason.LOCATION, errors.Forbidden, "the model runs in none of the locations that its tenant allows"
+    ),
     _refused(Reason.BODY_TOO_SLOW, errors.BodyTooSlow, "head or body came too slowly"),
     _refused(Reason.PAYLOAD_TOO_LARGE, errors.PayloadTooLarge, "the body is over the limit of its route"),
     # The limits that it falls under.

@@ -73,6 +73,7 @@ class Replica:
         authorization: Value of the Authorization header to send, or "". Never logged: kept out of repr.
         is_secure: It speaks TLS, and shows a certificate for `host`.
         ca_file: PEM file of the authorities that are trusted to sign it; "" for those of the system.
+        location: Where it runs, by the operator's name for it; "" where nobody said.
         generation: Counts restarts: two processes behind one ReplicaId never share health or connections.
     """
 
@@ -86,6 +87,7 @@ class Replica:
     generation: int = 0
     is_secure: bool = False
     ca_file: str = ""
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Deployment:
         takes_token_ids: Whether a prompt may be token ids. Not where text is put before each prompt to keep caches apart.
         choices_max: Largest `n` that one request may ask for.
         retry_after_s: How long a caller should wait while nothing is ready: the measured cold start where known.
+        locations: Where its replicas run, also those that are not ready now.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Deployment:
     created_s: int = 0
     owner: str = "headrace"
     retry_after_s: float = 5.0
+    locations: tuple[str, ...] = ()
 
     @property
     def cache_isolation(self) -> CacheIsolation | None:

@@ -70,6 +70,7 @@ class Reason(StrEnum):
     UNAUTHENTICATED = "unauthenticated"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
+    LOCATION = "location"  # the model runs nowhere that the tenant's requests may go
     BODY_TOO_SLOW = "body_too_slow"
     PAYLOAD_TOO_LARGE = "payload_too_large"
 

@@ -28,7 +28,8 @@ class Priority(IntEnum):
 PRIORITIES = {priority.word: priority for priority in Priority}
 """The bands by their names."""
 
-_NameOrNone = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z")]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\Z")]
+NameOrNone = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z")]
 
 WEIGHT_MAX = 1000
 RESERVED_SLOTS_MAX = 100_000
@@ -123,9 +124,10 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         cache_boundary: Whose prompts may meet within the tenant.
         quotas: How many requests and tokens it may use in a day, a month, or at all, as `tokens/day=2000000`.
         budgets: How much it may spend, as `50.00/month`, in the price book's currency.
+        locations: Its requests run in one of these and nowhere else; none for anywhere.
     """
 
-    organization: _NameOrNone = ""
+    organization: NameOrNone = ""
     tokens_per_minute: _Amount | None = None
     tokens_burst: _Amount | None = None
     model_limits: dict[str, TenantLimits] = {}
@@ -134,10 +136,11 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     shadow_models: dict[str, TenantLimits] = {}
     tokens_valid_from_s: Annotated[int, msgspec.Meta(ge=0)] = 0
     is_durable: bool = False
-    cache_group: _NameOrNone = ""
+    cache_group: NameOrNone = ""
     cache_boundary: CacheBoundary = CacheBoundary.TENANT
     quotas: tuple[str, ...] = ()
     budgets: tuple[str, ...] = ()
+    locations: tuple[_Name, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cache_group and self.cache_boundary is not CacheBoundary.TENANT:

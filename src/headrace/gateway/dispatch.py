@@ -324,6 +324,7 @@ class Slot:
             model=request.model,
             tenant=principal.tenant,
             partition=principal.cache_partition,
+            locations=principal.terms.locations,
             deadline_s=request.deadline_s,
             share=principal.share,
             priority=request.priority,

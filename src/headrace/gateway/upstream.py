@@ -173,7 +173,7 @@ class Upstream:
 
         A retry is taken out of the budget only when there is somewhere to go, and put back if that was gone after the pause.
         """
-        error = failure(attempt.reception, ending)
+        error = failure(attempt.reception, ending, authorization=attempt.replica.authorization)
         request, now_s = attempt.request, self._clock.now_s()
         pause_s = retry.pause_s(
             tried, first_s=self._rules.backoff_s, max_s=BACKOFF_MAX_S, chance=self._chance
@@ -252,7 +252,17 @@ async def _pause(pause_s: float) -> None:
         timer.cancel()
 
 
-def failure(received: reception.Reception, ending: Ending) -> HeadraceError:
-    """What the caller is told about an attempt that failed, if no other follows."""
+KEY_PART_CHARS = 8
+
+
+def failure(received: reception.Reception, ending: Ending, *, authorization: str = "") -> HeadraceError:
+    """What the caller is told about an attempt that failed, if no other follows.
+
+    Nothing of what the replica said, where that holds the key that we came with (`authorization`), or as much of it as
+    the cut of a long message has left.
+    """
     said = received.fault.message if received.fault is not None else ""
+    key = authorization.rpartition(" ")[2]
+    if key and key[:KEY_PART_CHARS] in said:
+        said = ""
     return ending.as_error(said, retry_after_s=received.retry_after_s or 1.0)

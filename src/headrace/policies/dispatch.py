@@ -13,7 +13,7 @@ from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
-from headrace.policies import admission, balancing
+from headrace.policies import admission, balancing, locations
 from headrace.policies.admission import QueueBounds
 from headrace.policies.deployment import DeploymentState, QueueView
 from headrace.policies.health import Circuit, HealthRules
@@ -109,19 +109,24 @@ class Dispatcher:
     def arrive(self, ticket: Ticket, *, now_s: float) -> bool:
         """True: it starts now. False: no slot is free for it, and `wait` is next.
 
-        Raises NoReadyReplica, DeadlineExceeded, or Saturated where every replica rests.
+        Raises NoReadyReplica, DeadlineExceeded, Forbidden where the model runs nowhere that the ticket may go, or Saturated
+        where every replica rests.
         """
         state = self._states.get(ticket.model)
         if state is None:  # it was, when the request was read
             raise NoReadyReplica("the model is no longer offered", retry_after_s=admission.RETRY_AFTER_MIN_S)
         _refuse_late(ticket, now_s)
-        if not state.loads:
+        loads = state.loads
+        if ticket.locations:
+            locations.check(ticket.locations, state.deployment)
+            loads = locations.allowed(ticket.locations, loads)
+        if not loads:
             raise NoReadyReplica(
                 "no replica of this model is ready", retry_after_s=state.deployment.retry_after_s
             )
         chosen = self._choose(state, ticket, now_s)
         if chosen is None:
-            _refuse_rest(state.loads, now_s)
+            _refuse_rest(loads, now_s)
         # Those who wait for a replica that has not failed them leave others free, so a queue alone stops nobody.
         if chosen is not None and not (len(state.queue) and self._is_anyone_due(state, now_s)):
             self._start(state, ticket, chosen, now_s)
@@ -171,7 +176,10 @@ class Dispatcher:
         state = self._states.get(ticket.model)
         return state is not None and (
             ticket.awaits_restart
-            or any(load.key not in ticket.tried and load.health.rest_until_s <= now_s for load in state.loads)
+            or any(
+                load.key not in ticket.tried and load.health.rest_until_s <= now_s
+                for load in locations.allowed(ticket.locations, state.loads)
+            )
         )
 
     def give_back(
@@ -373,6 +381,8 @@ class Dispatcher:
 
     def _choose(self, state: DeploymentState, ticket: Ticket, now_s: float) -> ReplicaLoad | None:
         loads = state.loads
+        if ticket.locations:
+            loads = locations.allowed(ticket.locations, loads)
         if ticket.tried:
             loads = [load for load in loads if load.key not in ticket.tried]
         return balancing.choose(loads, now_s=now_s, chance=self._chance)

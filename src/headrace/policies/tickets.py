@@ -23,6 +23,7 @@ class Ticket:
         model: Which deployment.
         tenant: Who asks: whose share of the deployment.
         partition: Whose prefix cache it may use; the tenant's own if nothing else is said.
+        locations: Where it may run; none for anywhere.
         deadline_s: Monotonic; never started after it.
         share, priority: What decides its turn while others wait too; the priority is within the share's class.
         prompt_bytes, output_tokens_max: Its size, for predictions.
@@ -46,6 +47,7 @@ class Ticket:
         "enqueued_s",
         "grant",
         "load",
+        "locations",
         "model",
         "output_tokens_max",
         "partition",
@@ -66,6 +68,7 @@ class Ticket:
         tenant: TenantId,
         deadline_s: float,
         partition: str = "",
+        locations: tuple[str, ...] = (),
         share: TenantShare = NO_SHARE,
         priority: Priority = Priority.NORMAL,
         prompt_bytes: int = 0,
@@ -75,6 +78,7 @@ class Ticket:
         self.model = model
         self.tenant = tenant
         self.partition = partition or tenant
+        self.locations = locations
         self.deadline_s = deadline_s
         self.share = share
         self.priority = priority if priority <= share.priority_max else share.priority_max
