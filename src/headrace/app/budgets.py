@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from headrace.config import Config
 from headrace.control.budgets import BudgetAuthority
 from headrace.core.clock import Clock
 from headrace.core.ids import KeyId, RequestId, TenantId
@@ -22,10 +23,10 @@ from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
 
-def limits_of(agreed: Iterable[tuple[TenantId, TenantTerms]]) -> Limits:
-    """What every budget may reach, of tenants with these terms."""
+def limits_of(agreed: Iterable[tuple[TenantId, TenantTerms]], *, hosts: int) -> Limits:
+    """What every budget may reach here, of tenants with these terms: an even part for each of so many hosts, rounded down."""
     return {
-        BudgetKey(tenant, KeyId(""), quota.unit, quota.period): quota.amount
+        BudgetKey(tenant, KeyId(""), quota.unit, quota.period): quota.amount // hosts
         for tenant, terms in dict(agreed).items()
         if terms.quotas or terms.budgets
         for quota in terms.all_quotas()
@@ -33,7 +34,7 @@ def limits_of(agreed: Iterable[tuple[TenantId, TenantTerms]]) -> Limits:
 
 
 def begin_budgets(
-    data: Path, ledger: Ledger, *, workers: int, metrics: Metrics, log: Log, clock: Clock
+    config: Config, data: Path, ledger: Ledger, *, metrics: Metrics, log: Log, clock: Clock
 ) -> BudgetAuthority:
     """The owner of all budgets, which knows what was spent of them so far. Nothing may be recorded before it is there.
 
@@ -41,13 +42,16 @@ def begin_budgets(
     """
     store = tenants.open_served(data, clock=clock)
     try:
-        limits = limits_of((tenant.name, tenant.agreement.terms) for tenant in store.tenants())
+        limits = limits_of(
+            ((tenant.name, tenant.agreement.terms) for tenant in store.tenants()),
+            hosts=config.limits.hosts_max,
+        )
     finally:
         store.close()
     authority = BudgetAuthority(
         _Reader(data),
         ledger,
-        workers=workers,
+        workers=config.server.workers,
         metrics=metrics,
         log=log,
         clock=clock,

@@ -149,7 +149,7 @@ class DataPlane:
                     # Read later than the ring, whose revision is what is told to be in force.
                     self._gateway.usage.prices = await asyncio.to_thread(self._prices.book)
                     await self._gateway.reservations.open(
-                        _quotas(ring, callers), revision=self._tenants.ring_revision
+                        self._quotas(ring, callers), revision=self._tenants.ring_revision
                     )
                     self._go_by(ring, callers)
                     is_due = False
@@ -188,10 +188,15 @@ class DataPlane:
             self._log.event("keys.failing", error=problem)
         self._auth.replace(ring, tenants)
         self._keys_revision = self._tenants.ring_revision
-        self._gateway.reservations.go_by(_quotas(ring, tenants), revision=self._keys_revision)
+        self._gateway.reservations.go_by(self._quotas(ring, tenants), revision=self._keys_revision)
         if isinstance(self._gateway.dispatch, LeasedDispatch):
             principals = [*tenants.values(), *(entry.principal for entry in ring.values())]
             self._gateway.dispatch.limits_changed(principals, revision=self._keys_revision)
+
+    def _quotas(self, ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> Limits:
+        callers = [*tenants.values(), *(entry.principal for entry in ring.values())]
+        agreed = ((caller.tenant, caller.terms) for caller in callers)
+        return limits_of(agreed, hosts=self._config.limits.hosts_max)
 
     def take_keys(self, key_set: KeySet) -> None:
         """An identity provider's keys were looked at."""
@@ -348,11 +353,6 @@ def _tokens(
     from headrace.gateway.tokens import Tokens  # noqa: PLC0415
 
     return Tokens(auth.issuers, partitions=partitions, missing=missing, metrics=metrics, clock=clock)
-
-
-def _quotas(ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> Limits:
-    callers = [*tenants.values(), *(entry.principal for entry in ring.values())]
-    return limits_of((caller.tenant, caller.terms) for caller in callers)
 
 
 def check_certificate(server: ServerConfig) -> None:

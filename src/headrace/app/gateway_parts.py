@@ -205,6 +205,7 @@ def _build_dispatch(
         chance=chance,
         is_adaptive=admission.adaptive_concurrency,
         workers=1 if lender is None else lender.workers,
+        is_lent=lender is not None,
     )
 
     def circuit_changed(replica: Replica, circuit: Circuit) -> None:
@@ -226,7 +227,7 @@ def _build_dispatch(
         dispatcher,
         reservations,
         send=lender.ask,
-        workers=lender.workers,
+        sharers=lender.workers * config.limits.hosts_max if config.limits.store else lender.workers,
         queue_length_max=admission.queue_length_max,
         queue_wait_max_s=admission.queue_wait_max_s,
         on_circuit=circuit_changed,

@@ -20,12 +20,14 @@ from headrace.app.process import calm_the_collector
 from headrace.app.reconciliation import Reconciliation
 from headrace.app.records import OwnRecords, journals, open_journal
 from headrace.app.report import PlaneReport
+from headrace.app.shared_limits import begin_shared_rates
 from headrace.app.status import REQUEST_COUNTS, ended_requests, service_status
 from headrace.app.tenant_use import LimitsInForce
 from headrace.app.workers import Workers
 from headrace.config import Config
 from headrace.control.api import AdminServer, admin_token
 from headrace.control.issuers import Issuers, LookRules
+from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, leaves
 from headrace.core.fleet import FleetSnapshot
@@ -156,13 +158,9 @@ class Service:
         self._central = self._begin_central()
         self._ledger.start(journals(data))
         self._budgets = begin_budgets(
-            data,
-            self._ledger,
-            workers=config.server.workers,
-            metrics=self._metrics,
-            log=self._log,
-            clock=self._clock,
+            config, data, self._ledger, metrics=self._metrics, log=self._log, clock=self._clock
         )
+        self._shared_rates = self._begin_shared_rates()
         self._own_records: OwnRecords | None = None
         self._tell_commit: Callable[[int], None]  # set with the front, before any record can come
         self._issuers = self._build_issuers()
@@ -213,6 +211,8 @@ class Service:
                     tasks.create_task(self._budgets.run(), name="budgets"),
                     tasks.create_task(self._reconciliation.run(), name="reconciliation"),
                 ]
+                if self._shared_rates is not None:
+                    running.append(tasks.create_task(self._shared_rates.run(), name="shared rates"))
                 if self._central is not None:
                     running.append(tasks.create_task(self._central.run(), name="central"))
                 await self._stop.wait()
@@ -265,8 +265,13 @@ class Service:
             raise
         return central
 
+    def _begin_shared_rates(self) -> SharedRates | None:
+        return begin_shared_rates(
+            self._config, self._data, metrics=self._metrics, log=self._log, clock=self._clock
+        )
+
     def _build_front(self, chance: random.Random) -> Front:
-        if self._config.server.workers == 1:
+        if self._config.server.workers == 1 and self._shared_rates is None:
             journal = open_journal(self._data, os.getpid(), self._config)
             records = OwnRecords(self._ledger, journal, is_lenient=self._config.ledger.is_lenient)
             self._own_records = records
@@ -287,6 +292,7 @@ class Service:
             self._data,
             ledger=self._ledger,
             budgets=self._budgets,
+            shared_rates=self._shared_rates,
             metrics=self._metrics,
             log=self._log,
             tell=self._tell,
@@ -433,6 +439,7 @@ class Service:
             workers=self._front.rows(),
             budgets=self._budgets.rows(),
             central=None if self._central is None else self._central.status(),
+            limit_store=None if self._shared_rates is None else self._shared_rates.status(),
             requests=ended_requests([state_of(self._metrics, names=REQUEST_COUNTS), *counted]),
             ledger={
                 "backlog": self._ledger.backlog,

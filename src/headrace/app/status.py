@@ -26,12 +26,14 @@ def service_status(
     workers: Sequence[Mapping[str, Any]] = (),
     budgets: Sequence[Mapping[str, Any]] = (),
     central: Mapping[str, Any] | None = None,
+    limit_store: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Sums over the data planes; the keys' revision is the oldest that any of them goes by.
 
     Args:
         requests: How many ended how, by outcome and reason.
         central: How the central database fares; None where there is none.
+        limit_store: The same of the store that hosts share their rates in.
     """
     waiting = sum(plane.waiting for plane in planes)
     return {
@@ -49,7 +51,8 @@ def service_status(
             "revision": min((plane.keys_revision for plane in planes), default=0),
         },
         "ledger": dict(ledger),
-        "central": None if central is None else dict(central),
+        "central": central and dict(central),
+        "limit_store": limit_store and dict(limit_store),
         "workers": [dict(row) for row in workers],
         "budgets": [dict(row) for row in budgets],
     }

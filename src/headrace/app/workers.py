@@ -19,6 +19,7 @@ from headrace.app.seats import Seat
 from headrace.config import Config
 from headrace.control.authority import Authority
 from headrace.control.budgets import BudgetAuthority
+from headrace.control.shared_rates import SharedRates
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
@@ -73,6 +74,7 @@ class Workers:
         *,
         ledger: Ledger,
         budgets: BudgetAuthority,
+        shared_rates: SharedRates | None,
         metrics: Metrics,
         log: Log,
         tell: Callable[[str], None],
@@ -93,7 +95,12 @@ class Workers:
         self._chance = chance
         # Short: while none of them is up the port is closed, and what killed one may come again and again.
         self._restarts = RestartPolicy(first_s=0.1, ceiling_s=2.0, steady_s=2.0)
-        self._authority = Authority(workers=count, clock=clock)
+        self._authority = Authority(
+            workers=count,
+            clock=clock,
+            shared_rates=shared_rates,
+            hosts=1 if shared_rates is None else config.limits.hosts_max,
+        )
         self._shadow = shadow_limiter(metrics, log)
         self._answers = AnswerDesk(answer_table(config.idempotency), clock=clock)
         self._seats = [Seat(number) for number in range(count)]

@@ -130,6 +130,8 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
         )
     if central := status.get("central"):
         lines += _central(central)
+    if store := status.get("limit_store"):
+        lines.append(_limit_store(store))
     lines += _cache_risks(status.get("deployments", []))
     return lines
 
@@ -151,6 +153,17 @@ def _central(central: dict[str, Any]) -> list[str]:
     ]
     errors = dict.fromkeys((central.get("keys_error"), central.get("ledger_error")))
     return lines + [f"  {_shown(error)}" for error in errors if error]
+
+
+def _limit_store(store: dict[str, Any]) -> str:
+    """How many hosts share the rates, and whether they do so now."""
+    line = f"limits shared by {_shown(store.get('hosts'))} of {_shown(store.get('hosts_max'))} hosts over {_shown(store.get('name'))}"
+    if store.get("error"):
+        line += (
+            f": {_shown(store['error'])} for {_duration(store.get('silent_s'))}; "
+            "each host admits its part of every rate"
+        )
+    return line
 
 
 def _ended(requests: dict[str, dict[str, int]]) -> str:

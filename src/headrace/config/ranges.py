@@ -61,6 +61,7 @@ _AT_LEAST: dict[str, float] = {
     "tenant_defaults.concurrency_max": 0,
     "tenant_defaults.tokens_per_minute": 0,
     "tenant_defaults.tokens_burst": 0,
+    "limits.hosts_max": 1,
     "stores.stale_max_s": 1,
     "stores.shipped_keep_s": 0,
     "engine.slots": 1,
@@ -93,6 +94,10 @@ def check_ranges(config: Config, *, file: str) -> None:
         raise ConfigError(
             f"{file}: `request.deadline_s` must be at most `request.deadline_max_s`, "
             f"got {config.request.deadline_s} and {config.request.deadline_max_s}"
+        )
+    if config.limits.store and config.limits.hosts_max < 2:
+        raise ConfigError(
+            f"{file}: `limits.store` needs `limits.hosts_max`, the number of hosts that share it: 2 or more"
         )
     for key, port in (("server.port", config.server.port), ("server.admin_port", config.server.admin_port)):
         if not 0 <= port <= 65535:

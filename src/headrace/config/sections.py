@@ -240,6 +240,22 @@ class StoresConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shipped_keep_s: float = 35 * 86400.0
 
 
+class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How several hosts share what is agreed with a tenant; see docs/operate/several-hosts.md.
+
+    Attributes:
+        store: Reference to the address of the Valkey or Redis server that lends rates to all hosts, `env:NAME` or `file:PATH`;
+            never the address itself, which may hold a password. "" leaves rates to each host alone.
+        hosts_max: How many hosts there are at most. Each has an even part of every quota, budget and, with a store, bound on
+            concurrency, and falls back to an even part of every rate while the store can't be had.
+        host: This host's name among them; "" makes one of the machine's name and the data directory's id.
+    """
+
+    store: str = ""
+    hosts_max: int = 1
+    host: str = ""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded engine.
 
@@ -307,6 +323,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budgets: Assumptions = Assumptions()
     media: MediaConfig = MediaConfig()
     stores: StoresConfig = StoresConfig()
+    limits: LimitsConfig = LimitsConfig()
     engine: EngineConfig = EngineConfig()
     prefix_cache: PrefixCacheConfig = PrefixCacheConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()

@@ -6,6 +6,7 @@ It decides with policies/leases.py and answers over the workers' links. What a l
 import asyncio
 from collections.abc import Callable
 
+from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.leases import (
@@ -24,7 +25,7 @@ from headrace.core.leases import (
 from headrace.core.tenant import RateUnit
 from headrace.policies.leases import LentRate, Messages, Pool
 from headrace.policies.levels import Level
-from headrace.policies.limits import LimitView
+from headrace.policies.limits import LimitView, part_of
 
 # An engine needs a moment to see that a worker is gone and to drop its work: llama.cpp 0.12 s.
 SETTLE_S = 0.25
@@ -42,10 +43,18 @@ class Authority:
 
     Args:
         workers: How many workers there are to be, alive or not: what an even share is.
+        shared_rates: Where several hosts share the rates; else they are all lent out of buckets here.
+        hosts: So many hosts have an even part each of every bound on concurrency.
     """
 
-    def __init__(self, *, workers: int, clock: Clock) -> None:
+    def __init__(
+        self, *, workers: int, clock: Clock, shared_rates: SharedRates | None = None, hosts: int = 1
+    ) -> None:
         self._workers = workers
+        self._hosts = hosts
+        self._shared_rates = shared_rates
+        if shared_rates is not None:
+            shared_rates.tell = self._tell_one
         self._clock = clock
         self._senders: dict[WorkerId, Send] = {}
         self._pools: dict[PoolKey, Pool] = {}
@@ -66,6 +75,8 @@ class Authority:
         its last second has used."""
         if self._senders.pop(worker, None) is None:
             return
+        if self._shared_rates is not None:
+            self._shared_rates.lost(worker)
         for pool in list(self._pools.values()):
             settling, messages = pool.lost(worker, settles=pool.key.kind is PoolKind.SLOTS)
             self._tell(messages)
@@ -89,6 +100,10 @@ class Authority:
                 pool = self._pool(key)
                 self._tell(pool.returned(worker, count, slots))
                 self._forget(pool)
+            case AskRate() if self._shared_rates is not None:
+                self._shared_rates.ask(worker, message)
+            case ReturnRate() if self._shared_rates is not None:
+                self._shared_rates.returned(message)
             case AskRate(key):
                 now_s = self._clock.now_s()
                 rate = self._rates.get(key)
@@ -104,8 +119,13 @@ class Authority:
         per_minute, burst = level.limits.rate(unit)
         if not per_minute:
             return None
-        rate = self._rates.get(RateKey(unit, level.subject))
-        return LimitView(burst, burst, 0.0) if rate is None else rate.view(now_s=self._clock.now_s())
+        key = RateKey(unit, level.subject)
+        if self._shared_rates is not None:
+            view = self._shared_rates.view(key)
+        else:
+            rate = self._rates.get(key)
+            view = None if rate is None else rate.view(now_s=self._clock.now_s())
+        return LimitView(burst, burst, 0.0) if view is None else view
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Slots come and go with their replicas. The workers have the snapshot already.
@@ -143,7 +163,10 @@ class Authority:
         if asked.key.kind is PoolKind.SLOTS or asked.revision < self._revisions.get(asked.key, 0):
             return []
         self._revisions[asked.key] = asked.revision
-        return self._pool(asked.key).resize(asked.total)
+        total = asked.total
+        if asked.key.kind is PoolKind.CONCURRENCY and total:
+            total = part_of(total, self._hosts)
+        return self._pool(asked.key).resize(total)
 
     def _stop_waiting(self, key: PoolKey) -> None:
         self._waiting.discard(key)
@@ -161,5 +184,8 @@ class Authority:
 
     def _tell(self, messages: Messages) -> None:
         for worker, message in messages:
-            if worker in self._senders:
-                self._senders[worker](message)
+            self._tell_one(worker, message)
+
+    def _tell_one(self, worker: WorkerId, message: Lending) -> None:
+        if worker in self._senders:
+            self._senders[worker](message)

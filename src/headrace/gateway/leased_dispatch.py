@@ -34,6 +34,7 @@ class LeasedDispatch(Dispatch):
 
     Args:
         dispatcher: One whose replicas begin without slots and whose queues begin without places.
+        sharers: How many workers share the limits, over all hosts.
         queue_length_max: The bound of each queue, over all workers.
     """
 
@@ -43,7 +44,7 @@ class LeasedDispatch(Dispatch):
         reservations: LeasedReservations,
         *,
         send: Callable[[Asking | Shadowed], None],
-        workers: int,
+        sharers: int,
         queue_length_max: int,
         queue_wait_max_s: float,
         on_circuit: Callable[[Replica, Circuit], None],
@@ -52,7 +53,7 @@ class LeasedDispatch(Dispatch):
         self._queue_length_max = queue_length_max
         self._leased_reservations = reservations
         self._leases = Leases(send, make=self._make_stock, clock=clock)
-        self._leased_limiter = LeasedLimiter(self._leases, send, workers=workers, clock=clock)
+        self._leased_limiter = LeasedLimiter(self._leases, send, sharers=sharers, clock=clock)
         self._sent_shadow = SentShadow(send)
         super().__init__(
             dispatcher,

@@ -27,10 +27,11 @@ from headrace.policies.levels import (
 )
 from headrace.policies.limits import (
     ROUNDING_S,
-    Bucket,
     LimitView,
     OutputLength,
+    PartBucket,
     longer,
+    part_of,
     tightest,
     unused_tokens,
 )
@@ -76,7 +77,7 @@ class _Rate:
         self.used_before = 0
         self.left = float(burst)
         self.left_at_s = 0.0
-        self.ours: Bucket | None = None
+        self.ours: PartBucket | None = None
         self.unleased = 0
         self.waiters = Waiters()
 
@@ -94,12 +95,16 @@ class _Rate:
 
 
 class LeasedLimiter:
-    """The limiter of a worker. State: `_requests` and `_tokens`, the rates by subject; `_busy`, those to look at in the next tick."""
+    """The limiter of a worker. State: `_requests` and `_tokens`, the rates by subject; `_busy`, those to look at in the next tick.
 
-    def __init__(self, leases: Leases, send: Callable[[Asking], None], *, workers: int, clock: Clock) -> None:
+    Args:
+        sharers: How many workers share the rates, over all hosts.
+    """
+
+    def __init__(self, leases: Leases, send: Callable[[Asking], None], *, sharers: int, clock: Clock) -> None:
         self._leases = leases
         self._send = send
-        self._workers = workers
+        self._sharers = sharers
         self._clock = clock
         self._requests: dict[str, _Rate] = {}
         self._tokens: dict[str, _Rate] = {}
@@ -307,9 +312,9 @@ class LeasedLimiter:
             self._ask(rate)  # so that there is an answer when it speaks again
             ours = self._ours(rate, now_s)
             # One that is larger than our part may go when that is full.
-            least = min(float(amount), float(self._part(rate)))
+            least = min(float(amount), float(part_of(rate.burst, self._sharers)))
             if ours.left < least:
-                wait_s = ours.wait_s(rate.per_minute, least) * self._workers
+                wait_s = ours.wait_s(rate.per_minute, least) * self._sharers
                 raise rate_limited(level, unit, wait_s=wait_s, amount=amount)
         elif now_s < rate.denied_until_s and (wait_s := rate.wait_s(amount, now_s)) > 0.0:
             raise rate_limited(level, unit, wait_s=wait_s, amount=amount)
@@ -329,16 +334,11 @@ class LeasedLimiter:
             self._ours(rate, now_s).left -= amount
             rate.unleased += amount
 
-    def _part(self, rate: _Rate) -> int:
-        return max(1, rate.burst // self._workers)
-
-    def _ours(self, rate: _Rate, now_s: float) -> Bucket:
+    def _ours(self, rate: _Rate, now_s: float) -> PartBucket:
         """Our part of the bucket, while the authority is silent."""
         if rate.ours is None:
-            rate.ours = Bucket(0, now_s)  # empty: a silent authority must not be worth a burst
-        elapsed_s = now_s - rate.ours.filled_s
-        rate.ours.refill(rate.per_minute, self._part(rate), rate.ours.filled_s + elapsed_s / self._workers)
-        rate.ours.filled_s = now_s
+            rate.ours = PartBucket(now_s)
+        rate.ours.refill_part(rate.per_minute, rate.burst, self._sharers, now_s)
         return rate.ours
 
     def _expire(self, rate: _Rate, now_s: float) -> None:

@@ -43,8 +43,8 @@ class Dispatcher:
     not their replicas are there.
 
     Args:
-        workers: So many share the same replicas and queues. Where they are several there are no slots before `set_slots`, and no places before
-            `set_queue_length_max`.
+        workers: So many share the same replicas and queues.
+        is_lent: Somebody lends them: there are no slots before `set_slots`, and no places before `set_queue_length_max`.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class Dispatcher:
         chance: Chance,
         is_adaptive: bool = True,
         workers: int = 1,
+        is_lent: bool = False,
     ) -> None:
         self._workers = workers
-        self._bounds = replace(bounds, length_max=0) if workers > 1 else bounds
-        self._default_lease = 0 if workers > 1 else None
+        self._bounds = replace(bounds, length_max=0) if is_lent else bounds
+        self._default_lease = 0 if is_lent else None
         self._health = health
         self._chance = chance
         self._is_adaptive = is_adaptive

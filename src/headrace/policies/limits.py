@@ -76,6 +76,26 @@ class Bucket:
         return LimitView(burst, max(0, int(self.left)), (burst - self.left) * 60.0 / per_minute)
 
 
+class PartBucket(Bucket):
+    """An even part of a bucket for each of so many, while nobody can say what is in the whole. Empty at first: a silence must
+    not be worth a burst."""
+
+    __slots__ = ()
+
+    def __init__(self, now_s: float) -> None:
+        super().__init__(0, now_s)
+
+    def refill_part(self, per_minute: int, burst: int, sharers: int, now_s: float) -> None:
+        elapsed_s = now_s - self.filled_s
+        self.refill(per_minute, part_of(burst, sharers), self.filled_s + elapsed_s / sharers)
+        self.filled_s = now_s
+
+
+def part_of(burst: int, sharers: int) -> int:
+    """What may come at once to each of so many."""
+    return max(1, burst // sharers)
+
+
 class OutputLength:
     """How many tokens answers have whose caller sets no bound: a mean that follows the last few dozen."""
 

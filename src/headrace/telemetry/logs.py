@@ -209,6 +209,19 @@ EVENTS: dict[str, Event] = {
         "The central database refused a row, which is in its `usage_rejected` now: a bug of ours.",
         ("request_id",),
     ),
+    "limits.failing": Event(
+        Level.ERROR,
+        "The store of the limits that hosts share can't be had: each host admits its even part of every rate. Said once.",
+        ("error",),
+    ),
+    "limits.recovered": Event(
+        Level.INFO, "It can be had again, and rates are shared as before.", ("outage_s",)
+    ),
+    "limits.too_many_hosts": Event(
+        Level.ERROR,
+        "More hosts share limits than `limits.hosts_max`, so that their parts come to more than the whole.",
+        ("hosts", "hosts_max"),
+    ),
     "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
     "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),
     "worker.lost": Event(

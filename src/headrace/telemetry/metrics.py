@@ -330,6 +330,17 @@ class Metrics:
         "headrace_keys_age_seconds",
         "How old the copy of the central database's tenants and keys is.",
     )
+    limit_store_failing: Gauge = _gauge(
+        "headrace_limit_store_failing",
+        "1 while the store of the limits that hosts share can't be had, and each has its part of them; else 0.",
+    )
+    limit_store_calls: Counter = _counter(
+        "headrace_limit_store_calls_total",
+        "Questions to that store: answered, late (and so without effect on whoever waited), or failed.",
+        labels=("result",),
+        series_max=3,
+    )
+    limit_hosts: Gauge = _gauge("headrace_limit_hosts", "Hosts that share limits over that store now.")
     pressure_level: Gauge = _gauge(
         "headrace_pressure_level",
         "What is given up to get by with what there is: 0 nothing, 1 keep-alive, 2 new work as well.",
