@@ -199,3 +199,14 @@ def test_a_note_of_nothing_is_none(rig: Rig) -> None:
     assert rig.local.rows("SELECT * FROM outbox") == []
     rig.group("req_1")
     assert [json.loads(ids) for (ids,) in rig.local.rows("SELECT request_ids FROM outbox")] == [["req_1"]]
+
+
+def test_what_a_crash_cut_off_is_known_centrally(rig: Rig) -> None:
+    """T29: orphans are listed for all gateways."""
+    with rig.local.transaction():
+        rig.local.execute("INSERT INTO orphan VALUES ('req_o', 'acme', 'k', 'm', 'r0', 0, 1, 1.5, 2.5)")
+        shipping.note(rig.local.connection, ["req_o"], at_s=2.5)
+    shipper = rig.shipper()
+    assert ship_all(shipper) == 1
+    shipper.close()
+    assert rig.central.rows("SELECT * FROM orphan") == rig.local.rows("SELECT * FROM orphan") != []
