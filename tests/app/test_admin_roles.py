@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from headrace.app import admin
-from headrace.config import TenantDefaults
+from headrace.config import Config
 from headrace.control.admin_gate import BODY_BYTES_MAX
 from headrace.control.admin_routes import AdminRoute
 from headrace.control.api import AdminServer
 from headrace.core.clock import ManualClock
 from headrace.core.roles import Role
 from headrace.stores import sqlite
+from headrace.stores.prices import PriceStore
 from headrace.stores.tenants import TenantStore
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
@@ -82,6 +83,7 @@ def port(tmp_path: Path) -> Iterator[Port]:
     clock = ManualClock()
     database = tmp_path / sqlite.DATABASE_NAME
     store = TenantStore(sqlite.open_file(database), bytes(32), clock=clock, actor="cli:root")
+    prices = PriceStore(sqlite.open_file(database), clock=clock, actor="service")
     tokens = {role.word: store.create_admin(role)[1] for role in Role}
     server = AdminServer(
         "127.0.0.1",
@@ -91,13 +93,16 @@ def port(tmp_path: Path) -> Iterator[Port]:
         status=lambda: {"ready": True},
         heartbeat=lambda: 0.0,
         log=Log(io.StringIO(), clock),
-        routes=admin.routes(store, TenantDefaults(), ask_use=lambda limits: {}, clock=clock),
+        routes=admin.routes(
+            store, prices, Config(), ask_use=lambda limits: {}, ask_deployments=dict, clock=clock
+        ),
         find=admin.finder(store),
     )
     number = server.start()
     yield Port(store, clock, server, number, tokens, database)
     server.stop()
     store.close()
+    prices.close()
 
 
 def example(route: AdminRoute) -> str:

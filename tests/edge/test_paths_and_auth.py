@@ -17,7 +17,10 @@ from tests.support.provider import wait_until
 from tests.support.wire import post
 
 OPEN = ("/livez", "/readyz")
-KEYED = ("/v1/models", "/v1/models/scripted", *(endpoint.value for endpoint in Endpoint))
+KEYED = (
+    "/v1/models", "/v1/models/scripted", "/v1/models/scripted/contract", "/openapi.json",
+    *(endpoint.value for endpoint in Endpoint),
+)  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE")
 
 SPELLINGS = [
@@ -27,7 +30,7 @@ SPELLINGS = [
     "/livez%3f", "/livez%00", "/livez%20", "/livez.", "/livez#a", "/Livez", "/LIVEZ", "/readyz/", "/READYZ", "/readyz;a",
     "/V1/models", "/v1/Models", "/v1/models/", "/v1/models;a", "/v1/models.", "/v1/models%20", "/v1/models%3f",
     "/v1/chat/completions/", "/v1/chat//completions", "/v1/chat/completions;a", "/v1/chat/completions%3f",
-    "/v1\\models", "/..;/v1/models", "/metrics", "/admin/v1/status", "/health", "/docs", "/openapi.json", "/.env",
+    "/v1\\models", "/..;/v1/models", "/metrics", "/admin/v1/status", "/health", "/docs", "/openapi", "/.env",
 ]  # fmt: skip
 
 

@@ -124,6 +124,11 @@ def model_card(walls: Walls, credential: str, model: str) -> tuple[int, str]:
     return status, answer.decode()
 
 
+def model_contract(walls: Walls, credential: str, model: str) -> tuple[int, str]:
+    status, _, answer = walls.service.get(f"/v1/models/{model}/contract", key=credential)
+    return status, answer.decode()
+
+
 def model_list(walls: Walls, credential: str, model: str) -> tuple[int, str]:
     """As if each of its models were asked for: 404 for one that isn't in it."""
     status, _, answer = walls.service.get("/v1/models", key=credential)
@@ -139,9 +144,9 @@ def routes() -> Iterator[tuple[str, Any, str]]:
         yield f"POST {endpoint.value}", partial(inference, endpoint=endpoint), kind
         if endpoint is not Endpoint.EMBEDDINGS:
             yield f"WebSocket {endpoint.value}", partial(websocket, endpoint=endpoint), kind
-    by_info = {Info.MODELS: model_list, Info.MODEL: model_card}
+    by_info = {Info.MODELS: model_list, Info.MODEL: model_card, Info.CONTRACT: model_contract}
     for info in Info:
-        if info not in (Info.LIVEZ, Info.READYZ):  # open to all, and about nobody
+        if info not in (Info.LIVEZ, Info.READYZ, Info.OPENAPI):  # the same for all, and about nobody
             yield f"GET {info.name.lower()}", by_info[info], CHAT
 
 

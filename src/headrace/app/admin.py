@@ -2,22 +2,31 @@
 
 from collections.abc import Callable
 
-from headrace.app import tenant_use
+from headrace.app import contracts, tenant_use
+from headrace.app.contracts import AskDeployments
 from headrace.app.tenant_use import AskUse
-from headrace.config import TenantDefaults
+from headrace.config import Config
 from headrace.control.admin_routes import AdminRoute, Caller
 from headrace.control.identity_api import IdentityApi
 from headrace.core.clock import Clock
+from headrace.stores.prices import PriceStore
 from headrace.stores.tenants import TenantStore
 
 
 def routes(
-    store: TenantStore, defaults: TenantDefaults, *, ask_use: AskUse, clock: Clock
+    store: TenantStore,
+    prices: PriceStore,
+    config: Config,
+    *,
+    ask_use: AskUse,
+    ask_deployments: AskDeployments,
+    clock: Clock,
 ) -> tuple[AdminRoute, ...]:
-    """All but those that every admin port has. `ask_use` waits for the service's loop."""
+    """All but those that every admin port has. `ask_use` and `ask_deployments` wait for the service's loop."""
     return (
         *IdentityApi(store, clock=clock).routes(),
-        tenant_use.route(store, defaults, ask=ask_use, clock=clock),
+        tenant_use.route(store, config.tenant_defaults, ask=ask_use, clock=clock),
+        contracts.route(store, prices, config, ask=ask_deployments, clock=clock),
     )
 
 

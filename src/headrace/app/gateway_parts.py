@@ -36,6 +36,7 @@ from headrace.policies.health import Circuit, HealthRules
 from headrace.policies.idempotency import IdempotencyTable
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.shadow import ShadowLimiter
+from headrace.protocols.contract import ServiceTerms
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -118,6 +119,7 @@ def build_gateway(
             deadlines=Deadlines(default_s=request.deadline_s, max_s=request.deadline_max_s),
             heartbeat_s=request.heartbeat_s,
         ),
+        terms=service_terms(config),
         accepts_work=lambda: not records.is_behind,
         ladder=ladder,
         metrics=metrics,
@@ -141,6 +143,29 @@ def _reservations(
         return LeasedReservations(lender.records, most, lender.ask, metrics=metrics, log=log, clock=clock)
     assert budgets is not None, "who borrows nothing has the budgets itself"
     return OwnReservations(records, most, budgets, metrics=metrics, log=log, clock=clock)
+
+
+def service_terms(config: Config) -> ServiceTerms:
+    """What a contract says of the configuration."""
+    server, request, idempotency = config.server, config.request, config.idempotency
+    return ServiceTerms(
+        body_bytes_max=server.body_bytes_max,
+        body_bytes_per_s_min=server.body_bytes_per_s_min,
+        header_timeout_s=server.header_timeout_s,
+        idle_timeout_s=server.idle_timeout_s,
+        deadline_s=request.deadline_s,
+        deadline_max_s=request.deadline_max_s,
+        queue_wait_max_s=config.admission.queue_wait_max_s,
+        first_event_limit_s=request.first_event_limit_s,
+        stall_limit_s=request.stall_limit_s,
+        write_stall_limit_s=request.write_stall_limit_s,
+        heartbeat_s=request.heartbeat_s,
+        attempts_max=request.attempts_max,
+        keep_s=idempotency.keep_s,
+        answer_bytes_max=min(idempotency.answer_bytes_max, idempotency.bytes_max),
+        media_bytes_max=config.media.bytes_max if config.media.urls == "fetch" else 0,
+        drain_s=server.drain_s,
+    )
 
 
 def answer_table(idempotency: IdempotencyConfig) -> IdempotencyTable[KeptAnswer]:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -30,13 +30,13 @@ from headrace.control.issuers import Issuers, LookRules
 from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, leaves
-from headrace.core.fleet import FleetSnapshot
+from headrace.core.fleet import Deployment, FleetSnapshot
 from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.signing import KeySet
 from headrace.policies.levels import Level
 from headrace.policies.limits import LevelUse
 from headrace.policies.shadow import ShadowView
-from headrace.stores import opening, sqlite, tenants
+from headrace.stores import opening, prices, sqlite, tenants
 from headrace.stores.ledger import Adoption, Ledger
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logfile import RotatingFile
@@ -166,21 +166,10 @@ class Service:
         self._issuers = self._build_issuers()
         self._front = self._build_front(chance)
         self._reconciliation = self._build_reconciliation()
-        self._control = ControlPlane(
-            config,
-            data,
-            models,
-            publish=self._publish,
-            found=self._front.found,
-            tell=tell,
-            first_ready=self._first_ready,
-            metrics=self._metrics,
-            log=self._log,
-            clock=self._clock,
-            chance=chance,
-        )
-        # For the admin port; the gateway has a connection of its own.
+        self._control = self._build_control(models, chance)
+        # For the admin port; the gateway has connections of its own.
         self._identity = tenants.open_changed(data, clock=self._clock)
+        self._prices = prices.open_served(data, clock=self._clock)
         self._admin = self._build_admin()
 
     async def run(self) -> None:
@@ -232,6 +221,7 @@ class Service:
                 await asyncio.to_thread(self._central.finish)
             self._admin.stop()
             self._identity.close()
+            self._prices.close()
             self._front.close()
             (self._data / "run" / "service.json").unlink(missing_ok=True)
         self._log.event(
@@ -303,6 +293,21 @@ class Service:
         self._tell_commit = workers.committed
         return workers
 
+    def _build_control(self, models: Sequence[StoredModel], chance: random.Random) -> ControlPlane:
+        return ControlPlane(
+            self._config,
+            self._data,
+            models,
+            publish=self._publish,
+            found=self._front.found,
+            tell=self._tell,
+            first_ready=self._first_ready,
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+            chance=chance,
+        )
+
     def _build_reconciliation(self) -> Reconciliation:
         ledger = self._config.ledger
         return Reconciliation(
@@ -327,8 +332,10 @@ class Service:
             log=self._log,
             routes=admin.routes(
                 self._identity,
-                self._config.tenant_defaults,
+                self._prices,
+                self._config,
                 ask_use=lambda limits: self._on_loop(self._use(limits)),
+                ask_deployments=lambda: self._on_loop(self._deployments()),
                 clock=self._clock,
             ),
             find=admin.finder(self._identity),
@@ -428,6 +435,9 @@ class Service:
     async def _use(self, limits: LimitsInForce) -> dict[str, Any]:
         uses = await self._front.limit_uses(limits.levels)
         return limits.shown(uses, self._front.shadow_view(limits.name))
+
+    async def _deployments(self) -> Mapping[str, Deployment]:
+        return self._control.deployments
 
     async def _status(self) -> dict[str, Any]:
         counted = await self._front.counted()

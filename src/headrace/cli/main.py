@@ -8,6 +8,7 @@ import headrace
 from headrace.cli import (
     admins,
     audit,
+    contract,
     db,
     engine,
     invoice,
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         invoice,
         reconcile,
         models,
+        contract,
         db,
         engine,
     ):

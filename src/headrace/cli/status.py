@@ -86,7 +86,9 @@ def _ask(host: str, port: int, *, token: str, path: str, data: Path) -> dict[str
         answer = connection.getresponse()
         body = answer.read()
         if answer.status != 200:
-            raise HeadraceError(f"the admin port {host}:{port} answered {answer.status} at {path}")
+            raise HeadraceError(
+                f"the admin port {host}:{port} answered {answer.status} at {path}{_why(body)}"
+            )
         status = json.loads(body)
     except ConnectionRefusedError:
         raise HeadraceError(
@@ -102,6 +104,15 @@ def _ask(host: str, port: int, *, token: str, path: str, data: Path) -> dict[str
     if not isinstance(status, dict):
         raise HeadraceError(f"the admin port {host}:{port} answered something that is no object")
     return status
+
+
+def _why(body: bytes) -> str:
+    """What the error in an answer says; "" where none can be read."""
+    try:
+        message: str = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return f": {message}"
 
 
 def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:

@@ -35,6 +35,7 @@ class HeadraceError(Exception):
         code: Machine-readable name; a promise (docs/reference/errors.md).
         type: OpenAI's coarse class of the error.
         should_retry: What `x-should-retry` says; None leaves the decision to the client.
+        remedy: What a caller does about it, for people; a group's holds for those below it that say nothing else.
 
     Attributes:
         reason: Why, for records, metrics and logs: a word of core.outcome.Reason, finer than the code where there is one,
@@ -45,6 +46,7 @@ class HeadraceError(Exception):
     code: ClassVar[str] = "internal_error"
     type: ClassVar[str] = "server_error"
     should_retry: ClassVar[bool | None] = None
+    remedy: ClassVar[str] = "report it with the request id"
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class RequestError(HeadraceError):
 
     type = "invalid_request_error"
     should_retry = False
+    remedy = "change the request"
 
 
 class InvalidRequest(RequestError):
@@ -77,6 +80,7 @@ class InvalidRequest(RequestError):
 
     status = 400
     code = "invalid_request"
+    remedy = "change the field that `param` names"
 
 
 class Unauthenticated(RequestError):
@@ -85,6 +89,7 @@ class Unauthenticated(RequestError):
     status = 401
     code = "unauthenticated"
     type = "authentication_error"
+    remedy = "send a key or a token that is in force"
 
     MESSAGE: ClassVar = (
         "a valid API key, or a token of a provider known here, is required: `Authorization: Bearer ...`"
@@ -101,6 +106,7 @@ class Forbidden(RequestError):
     status = 403
     code = "forbidden"
     type = "permission_error"
+    remedy = "ask the operator for the right"
 
     def __init__(
         self,
@@ -120,6 +126,7 @@ class ModelNotFound(RequestError):
 
     status = 404
     code = "model_not_found"
+    remedy = "take one that `GET /v1/models` lists"
 
     @classmethod
     def of(cls, model: str) -> "ModelNotFound":
@@ -134,6 +141,7 @@ class NotFound(RequestError):
 
     status = 404
     code = "not_found"
+    remedy = "check the path and the method"
 
 
 class BodyTooSlow(RequestError):
@@ -142,6 +150,7 @@ class BodyTooSlow(RequestError):
     status = 408
     code = "body_too_slow"
     should_retry = True
+    remedy = "send it again, on a better connection"
 
 
 class PayloadTooLarge(RequestError):
@@ -149,6 +158,7 @@ class PayloadTooLarge(RequestError):
 
     status = 413
     code = "payload_too_large"
+    remedy = "send less"
 
 
 class OverloadError(HeadraceError):
@@ -156,6 +166,7 @@ class OverloadError(HeadraceError):
 
     type = "rate_limit_error"
     should_retry = True
+    remedy = "wait for `retry-after` seconds, then send the same again"
 
     def __init__(
         self, message: str, *, retry_after_s: float, param: str | None = None, reason: str = ""
@@ -222,6 +233,7 @@ class DeadlineExceeded(HeadraceError):
     code = "deadline_exceeded"
     type = "timeout_error"
     should_retry = False
+    remedy = "ask for less, or allow more time with `X-Headrace-Deadline-Ms`"
 
 
 class UpstreamError(HeadraceError):
@@ -230,6 +242,7 @@ class UpstreamError(HeadraceError):
     status = 502
     code = "replica_failed"
     should_retry = False
+    remedy = "the work may have been done: repeat it only if twice is harmless"
 
     def __init__(
         self, message: str, *, reason: str, param: str | None = None, retry_after_s: float | None = None
@@ -242,10 +255,19 @@ class ClientGone(HeadraceError):
 
     status = 499
     code = "client_gone"
+    remedy = "nothing"
 
 
 class ConfigError(HeadraceError):
     """The operator must change something: the message names file, key and what would be accepted."""
+
+
+def catalogue(kind: type[HeadraceError] = HeadraceError) -> list[type[HeadraceError]]:
+    """Every error that a request can end with: what is at the tree's ends, without ConfigError, told on the command line."""
+    below = [
+        inner for inner in kind.__subclasses__() if inner.__module__ == __name__ and inner is not ConfigError
+    ]
+    return [error for inner in below for error in catalogue(inner)] or [kind]
 
 
 def leaves(group: BaseException) -> list[BaseException]:

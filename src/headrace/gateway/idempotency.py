@@ -11,11 +11,12 @@ from headrace.core.ids import RequestId, TenantId
 from headrace.core.request import InferenceRequest
 from headrace.gateway.call import Call, PauseWatcher
 from headrace.policies.idempotency import IdempotencyTable, Known
+from headrace.protocols import bounds
 from headrace.telemetry.metrics import Metrics
 
-KEY_HEADER = b"idempotency-key"
-PARAM = "Idempotency-Key"
-KEY_BYTES_MAX = 255
+PARAM = bounds.IDEMPOTENCY_KEY
+KEY_HEADER = PARAM.lower().encode()
+KEY_BYTES_MAX = bounds.IDEMPOTENCY_KEY_CHARACTERS_MAX
 RETRY_AFTER_S = 1.0
 _MOMENTARY = (b"x-ratelimit-", b"x-headrace-quota")
 

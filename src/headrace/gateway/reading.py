@@ -8,7 +8,9 @@ from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import PRIORITIES, Priority
 from headrace.gateway.call import Call
 from headrace.gateway.idempotency import KEY_HEADER
-from headrace.protocols import openai
+from headrace.protocols import bounds, openai
+
+_DEADLINE_HEADER = bounds.DEADLINE_HEADER.lower().encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,13 @@ class Deadlines:
 
     def of(self, call: Call) -> float:
         """When the request's time is over: what its header asks for, or what every request has. Raises InvalidRequest."""
-        value = call.head.headers.get(b"x-headrace-deadline-ms")
+        value = call.head.headers.get(_DEADLINE_HEADER)
         if value is None:
             return call.received_s + self.default_s
-        if not value.isdigit() or len(value) > 9 or int(value) == 0:
-            raise InvalidRequest("X-Headrace-Deadline-Ms must be a whole number of milliseconds, at least 1")
+        if not value.isdigit() or len(value) > bounds.DEADLINE_DIGITS_MAX or int(value) == 0:
+            raise InvalidRequest(
+                f"{bounds.DEADLINE_HEADER} must be a whole number of milliseconds, at least 1"
+            )
         return call.received_s + min(self.max_s, int(value) / 1000.0)
 
 

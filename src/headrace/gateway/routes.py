@@ -30,6 +30,8 @@ class Info(Enum):
     READYZ = auto()
     MODELS = auto()
     MODEL = auto()
+    CONTRACT = auto()
+    OPENAPI = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ Route = InferenceRoute | InfoRoute | WebSocketRoute
 LIVEZ = InfoRoute(Info.LIVEZ)
 READYZ = InfoRoute(Info.READYZ)
 _MODELS = InfoRoute(Info.MODELS)
+_OPENAPI = InfoRoute(Info.OPENAPI)
 _MODEL_PREFIX = b"/v1/models/"
+_CONTRACT_SUFFIX = b"/contract"
 
 
 def open_to_all(method: bytes, path: bytes) -> InfoRoute | None:
@@ -84,8 +88,15 @@ class RouteTable:
                 return self._websockets[path]
             if path == b"/v1/models":
                 return _MODELS
+            if path == b"/openapi.json":
+                return _OPENAPI
             if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
-                return InfoRoute(
-                    Info.MODEL, name=unquote(path[len(_MODEL_PREFIX) :].decode("ascii", "replace"))
-                )
+                return _of_model(path[len(_MODEL_PREFIX) :])
         return None
+
+
+def _of_model(rest: bytes) -> InfoRoute:
+    """A model whose name ends in `/contract` is asked for with that slash as `%2F`."""
+    name = rest.removesuffix(_CONTRACT_SUFFIX)
+    kind = Info.CONTRACT if name and name != rest else Info.MODEL
+    return InfoRoute(kind, name=unquote((name or rest).decode("ascii", "replace")))

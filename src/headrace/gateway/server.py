@@ -14,7 +14,6 @@ from headrace.core.errors import (
     HeadraceError,
     InternalError,
     InvalidRequest,
-    ModelNotFound,
     NoReadyReplica,
     Saturated,
 )
@@ -34,18 +33,19 @@ from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.http_call import HttpCall
 from headrace.gateway.idempotency import Idempotency, RecordedCall
+from headrace.gateway.information import Information
 from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
 from headrace.gateway.reading import Deadlines, request_of
-from headrace.gateway.routes import InferenceRoute, Info, InfoRoute, WebSocketRoute
+from headrace.gateway.routes import InferenceRoute, InfoRoute, WebSocketRoute
 from headrace.gateway.screening import Caller, Screening
 from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import Account, UsageCloser
 from headrace.gateway.websocket import WebSocketConnection
-from headrace.policies import scopes
 from headrace.policies.addresses import Network
 from headrace.protocols import http1, openai, strict_json, websocket
+from headrace.protocols.contract import ServiceTerms
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -89,6 +89,7 @@ class Gateway:
         intake: Intake,
         idempotency: Idempotency,
         limits: PortLimits,
+        terms: ServiceTerms,
         outbox: Outbox,
         accepts_work: Callable[[], bool],
         ladder: Ladder | None,
@@ -127,6 +128,7 @@ class Gateway:
         self._is_hurried = False
         self._quiet = asyncio.Event()
         self._answer_headers = AnswerHeaders(dispatch, reservations)
+        self._information = Information(dispatch, usage, terms, is_ready=lambda: self.is_ready, clock=clock)
         self._screening = Screening(
             auth,
             body_bytes_max=limits.body_bytes_max,
@@ -148,7 +150,7 @@ class Gateway:
             if isinstance(route, InferenceRoute):
                 await self._infer(call, route.endpoint)
             elif isinstance(route, InfoRoute):
-                self._inform(call, route)
+                self._information.answer(call, route)
             else:
                 self._open_websocket(call, route)
         except HeadraceError as error:
@@ -173,12 +175,12 @@ class Gateway:
         else:
             parsed = openai.parse_body(endpoint, call.body)
         if parsed.remote_media:
-            openai.check_against(self._offered(caller, parsed.model), parsed)
+            openai.check_against(self._information.offered(caller, parsed.model), parsed)
             deadline_s = self._deadlines.of(call)
             parsed = await self._prepare(
                 call, self.intake.inline(parsed, tenant=caller.tenant, deadline_s=deadline_s)
             )
-        deployment = self._offered(caller, parsed.model)
+        deployment = self._information.offered(caller, parsed.model)
         request = self._request_of(call, endpoint, parsed, deployment)
         recorded: RecordedCall | None = None
         if request.is_keyed:
@@ -236,12 +238,6 @@ class Gateway:
             return self.reservations.bounded(request, deployment)
         return request
 
-    def _offered(self, caller: Principal, model: str) -> Deployment:
-        """Raises ModelNotFound; nobody learns of a model that their key isn't for."""
-        if not scopes.allows_model(caller.scope, model):
-            raise ModelNotFound.of(model)
-        return self.dispatch.deployment(model)
-
     def _report(self, bug: Exception, call: Call) -> None:
         self._metrics.internal_errors.labels("request").add()
         self._log.internal_error(bug, where="request", request_id=call.request_id)
@@ -282,26 +278,6 @@ class Gateway:
 
     def _stopping(self, reason: Reason) -> NoReadyReplica:
         return NoReadyReplica("this server is stopping", retry_after_s=5.0, reason=reason)
-
-    def _inform(self, call: Call, route: InfoRoute) -> None:
-        match route.kind:
-            case Info.LIVEZ:
-                call.respond(200, b'{"status":"alive"}')
-            case Info.READYZ:
-                ready = self.is_ready
-                call.respond(
-                    200 if ready else 503, b'{"status":"ready"}' if ready else b'{"status":"not ready"}'
-                )
-            case Info.MODELS:
-                assert call.principal is not None, "not open to all"
-                scope = call.principal.scope
-                offered = [
-                    each for each in self.dispatch.deployments() if scopes.allows_model(scope, each.name)
-                ]
-                call.respond(200, openai.model_list(offered))
-            case Info.MODEL:
-                assert call.principal is not None, "not open to all"
-                call.respond(200, openai.model_card(self._offered(call.principal, route.name)))
 
     def _open_websocket(self, call: Call, route: WebSocketRoute) -> None:
         """Completes a handshake; each message has a walk of its own from here on."""

@@ -167,7 +167,7 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     is_token_prompt: bool = False
 
 
-_FIELDS: dict[Endpoint, type[ChatFields] | type[CompletionFields] | type[EmbeddingFields]] = {
+REQUEST_FIELDS: dict[Endpoint, type[ChatFields] | type[CompletionFields] | type[EmbeddingFields]] = {
     Endpoint.CHAT_COMPLETIONS: ChatFields,
     Endpoint.COMPLETIONS: CompletionFields,
     Endpoint.EMBEDDINGS: EmbeddingFields,
@@ -183,7 +183,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     """
     fields = strict_json.parse_object(body)
     try:
-        checked = msgspec.convert(fields, _FIELDS[endpoint])
+        checked = msgspec.convert(fields, REQUEST_FIELDS[endpoint])
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     del fields["model"]
@@ -269,9 +269,19 @@ def _parsed_embedding(checked: EmbeddingFields, fields: dict[str, Any], body: by
     )
 
 
+def output_tokens_bound(deployment: Deployment) -> int:
+    """The most output tokens that a request for it may allow, under whatever name."""
+    return deployment.context_tokens or OUTPUT_TOKENS_MAX
+
+
+def vocabulary_bound(deployment: Deployment) -> int:
+    """Token ids that a request for it names are below this."""
+    return deployment.vocabulary_tokens or VOCABULARY_TOKENS_MAX
+
+
 def check_against(deployment: Deployment, parsed: ParsedBody) -> None:
     """Raises InvalidRequest where the request asks for more than the deployment gives."""
-    bound = deployment.context_tokens or OUTPUT_TOKENS_MAX
+    bound = output_tokens_bound(deployment)
     if parsed.output_tokens_max is not None and parsed.output_tokens_max > bound:
         raise InvalidRequest(
             f"max_tokens is {parsed.output_tokens_max}; this model allows at most {bound}", param="max_tokens"
@@ -291,7 +301,7 @@ def check_against(deployment: Deployment, parsed: ParsedBody) -> None:
             f"this model allows at most {deployment.constraint_pieces_max}",
             param="response_format",
         )
-    vocabulary_tokens = deployment.vocabulary_tokens or VOCABULARY_TOKENS_MAX
+    vocabulary_tokens = vocabulary_bound(deployment)
     if parsed.token_id_max >= vocabulary_tokens:
         raise InvalidRequest(
             f"{parsed.token_param}: there is no token {parsed.token_id_max}; "
