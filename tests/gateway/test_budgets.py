@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.rig import Rig, error_of, header, read_events, rig
+from headrace.policies import spending
+from tests.gateway.rig import Rig, error_of, header, read_answer, read_events, rig
 from tests.support.provider import Provider, wait_until
 
 TOKENS = 20
@@ -108,6 +109,7 @@ def test_a_request_that_never_fits_is_told_what_to_change(one: Rig) -> None:
     assert one.provider.metric("headrace_budget_reserved", unit="tokens") == 0
 
 
+@pytest.mark.slow
 def test_without_any_bound_the_engine_is_told_one() -> None:
     """Else nobody could say what a request may use: it is taken to use so much, and stopped there."""
     config = "[budgets]\ntemplate_tokens_max_assumed = 0\noutput_tokens_max_assumed = 7\n"
@@ -200,6 +202,56 @@ def test_a_restart_forgets_nothing_and_a_new_quota_begins_with_what_was_spent(on
     one.provider.cli("tenants", "set", "later", "--quota", "requests/day=7")
     wait_until(lambda: spent_or_none(one, "later") == 6, what="the quota to be back")
     assert Counter(one.ask(key=key).status for _ in range(3)) == {200: 1, 429: 2}
+
+
+def test_a_tenants_budgets_are_shown(one: Rig) -> None:
+    """`headrace tenants show`: what is agreed, spent and reserved, and when it begins anew."""
+    key = tenant(one.provider, "shown", "--quota", "requests/day=10", "--budget", "2.50/total")
+    assert one.ask(key=key).status == 200
+    shown = one.provider.cli("tenants", "show", "shown").stdout
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if "/" in line.split(" ")[0]}
+    assert rows["requests/day"][:4] == ["requests/day", "10", "1", "0"]
+    assert rows["requests/day"][4].endswith("T00:00:00.000Z")
+    assert rows["money/total"] == ["money/total", "2.50", "0.00", "0.00", "never"]
+
+
+@pytest.mark.slow
+def test_500_requests_each_broken_in_another_way_leave_nothing_reserved() -> None:
+    """REPORTS 39: however a request ends, what it had reserved is free again, and spent is what its record says."""
+    faults = (
+        "error:500@1/11, cut:0@1/7, cut:3@1/5, close:2@1/13, stall:1@1/17, error_event:1@1/19, garbage@1/23, empty@1/29,"
+        " usage:none@1/3, head_only@1/31, bad_event:1@1/37"
+    )
+    config = (
+        CONFIG
+        + "[request]\nstall_limit_s = 0.3\nfirst_event_limit_s = 0.3\n[health]\nfailures_to_eject = 1000\n"
+    )
+    with rig({"slots": 64, "tokens": TOKENS}, config=config, upstream_slots=64) as made:
+        key = tenant(
+            made.provider, "unlucky", "--quota", "requests/day=1000", "--quota", "tokens/day=10000000"
+        )
+        made.set_faults(faults)
+
+        def ask_or_leave(number: int) -> int:
+            hasty = "x-headrace-deadline-ms: 20\r\n" if number % 41 == 0 else ""
+            with made.open(key=key, headers=hasty, max_tokens=100, stream=number % 4 != 0) as connection:
+                if number % 6 == 0:
+                    return 0  # gone
+                return read_answer(connection).status
+
+        with ThreadPoolExecutor(32) as pool:
+            ends = Counter(pool.map(ask_or_leave, range(500)))
+        made.set_faults("")
+        assert len(ends) >= 4, ends
+        made.wait_until_idle()
+        wait_until(
+            lambda: spent(made.provider, "unlucky", "tokens/day")[1] == 0, what="nothing to be reserved"
+        )
+        billed = [record for record in made.records() if record.tenant == "unlucky"]
+        used = [spending.used(record) for record in billed]
+        assert spent(made.provider, "unlucky", "tokens/day") == (sum(each.tokens for each in used), 0)
+        assert spent(made.provider, "unlucky", "requests/day") == (sum(each.requests for each in used), 0)
+        assert 0 < sum(each.requests for each in used) < len(billed)
 
 
 def test_low_budgets_are_told_once(one: Rig) -> None:

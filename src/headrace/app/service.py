@@ -434,7 +434,8 @@ class Service:
 
     async def _use(self, limits: LimitsInForce) -> dict[str, Any]:
         uses = await self._front.limit_uses(limits.levels)
-        return limits.shown(uses, self._front.shadow_view(limits.name))
+        budgets = self._budgets.rows(limits.name)
+        return {**limits.shown(uses, self._front.shadow_view(limits.name)), "budgets": budgets}
 
     async def _deployments(self) -> Mapping[str, Deployment]:
         return self._control.deployments

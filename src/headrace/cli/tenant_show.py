@@ -115,6 +115,21 @@ def _of(count: int, limit: int) -> str:
     return f"{count} of {limit}" if limit else f"{count} (no limit)"
 
 
+def _budgets(shown: Shown) -> list[str]:
+    budgets = [] if shown.use is None else shown.use["budgets"]
+    rows = [
+        (
+            each["quota"],
+            each["limit"],
+            "unknown" if each["spent"] is None else each["spent"],
+            "unknown" if each["reserved"] is None else each["reserved"],
+            "never" if each["resets_s"] is None else durations.utc(each["resets_s"]),
+        )
+        for each in budgets
+    ]
+    return common.table(rows, headings=("quota", "limit", "spent", "reserved", "begins anew")) if rows else []
+
+
 def _shadow(shown: Shown) -> list[str]:
     shadow = {} if shown.use is None else shown.use["shadow"]
     if not shadow.get("levels"):
@@ -141,5 +156,5 @@ def _keys(shown: Shown) -> list[str]:
     return common.table(rows, headings=("key", "name", "state", "expires", "last used"))
 
 
-SECTIONS: tuple[Callable[[Shown], list[str]], ...] = (_agreement, _limits, _shadow, _keys)
+SECTIONS: tuple[Callable[[Shown], list[str]], ...] = (_agreement, _limits, _budgets, _shadow, _keys)
 """What is shown, in its order; a section without lines is left out."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
-from headrace.core.ids import RequestId
+from headrace.core.ids import RequestId, TenantId
 from headrace.core.leases import (
     AskEscrow,
     EscrowAsking,
@@ -255,11 +255,13 @@ class BudgetAuthority:
 
     # For the operator.
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Every budget as it is now, for status; `spent` is None where it isn't known yet, `resets_s` where nothing resets."""
+    def rows(self, tenant: TenantId | None = None) -> list[dict[str, Any]]:
+        """Every budget as it is now, or those of one tenant, for status; `spent` is None where it isn't known yet, `resets_s` where nothing resets."""
         wall_s = self._clock.wall_s()
         rows: list[dict[str, Any]] = []
         for book in self.budgets.agreed():
+            if tenant is not None and book.key.tenant != tenant:
+                continue
             budget = book.at(wall_s)
             row: dict[str, Any] = {
                 "tenant": book.key.tenant,
