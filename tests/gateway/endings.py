@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from headrace.core.endings import ENDINGS, Ending, Stage
 from headrace.core.errors import OverloadError, Unauthenticated
 from headrace.core.outcome import AttemptOutcome, Outcome, Reason
+from headrace.core.tenant import RateUnit
 from headrace.core.usage import UsageRecord
 from headrace.stores.opening import open_database
 from headrace.stores.usage_report import UsageReport
@@ -214,13 +215,13 @@ def check_answer(
         expected |= {"content-length", "x-headrace-reason"} | hint_names(row)
         assert answer.status == row.error.status
         check_error(row, error_of(answer), answer)
-    assert names - RATE_HEADERS == expected
+    assert names - LEFT_HEADERS == expected
 
 
-RATE_HEADERS = {
-    "x-ratelimit-limit-requests",
-    "x-ratelimit-remaining-requests",
-    "x-ratelimit-reset-requests",
+# What is left of limits and quotas, where there are some.
+LEFT_HEADERS = {
+    "x-headrace-quota",
+    *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in RateUnit),
 }
 
 

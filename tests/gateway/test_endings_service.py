@@ -14,7 +14,7 @@ import pytest
 
 from headrace.core.endings import ENDINGS, Stage
 from headrace.core.outcome import Reason
-from tests.gateway import test_durable, test_endings
+from tests.gateway import test_durable, test_endings, test_endings_limits
 from tests.gateway.endings import (
     STREAMED,
     WAYS,
@@ -36,6 +36,7 @@ from tests.gateway.rig import Rig, read_answer, read_events, request_id, rig
 from tests.gateway.test_large_bodies import children
 from tests.support import buggy_headrace
 from tests.support.provider import wait_until
+from tests.support.wire import Exchange
 
 pytestmark = pytest.mark.slow
 
@@ -348,22 +349,45 @@ def test_a_ledger_that_cannot_write_ends_as_the_table_says() -> None:
         wait_until(lambda: one.ask().status == 200, what="work to be taken again")
 
 
+# --- workers whose service says nothing ---
+
 UNKNOWN = (Reason.WORK_UNKNOWN, UNSTARTED)
+UNSURE = (Reason.QUOTA_UNAVAILABLE, UNSTARTED)
 
 
-def test_named_work_of_which_the_service_says_nothing_ends_as_the_table_says() -> None:
-    """T54: the service is stopped; the workers go on."""
-    with rig({"slots": 64}, config="[server]\nworkers = 2\n") as one:
-        for way in WAYS:
-            headers = f"{way.headers}idempotency-key: {way}\r\n"
-            with books(one, UNKNOWN, has_account=False) as before:
-                os.kill(one.provider.pid, signal.SIGSTOP)
-                try:
-                    with one.open(stream=way.stream, headers=headers) as connection:
-                        answer = read_to_end(connection, way)
-                finally:
-                    os.kill(one.provider.pid, signal.SIGCONT)
-                check(before, UNKNOWN, way, Seen(answer), has_account=False)
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Rig]:
+    with rig({"slots": 64}, config="[server]\nworkers = 2\n") as running:
+        yield running
+
+
+def answer_in_silence(pair: Rig, way: Way, **request: str) -> Exchange:
+    """What a worker says while the service is stopped."""
+    os.kill(pair.provider.pid, signal.SIGSTOP)
+    try:
+        with pair.open(stream=way.stream, **request) as connection:
+            return read_to_end(connection, way)
+    finally:
+        os.kill(pair.provider.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=case_name)
+def test_named_work_of_which_the_service_says_nothing_ends_as_the_table_says(pair: Rig, way: Way) -> None:
+    """T54."""
+    headers = f"{way.headers}idempotency-key: {way}\r\n"
+    with books(pair, UNKNOWN, has_account=False) as before:
+        answer = answer_in_silence(pair, way, headers=headers)
+        check(before, UNKNOWN, way, Seen(answer), has_account=False)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=case_name)
+def test_a_quota_of_which_the_service_says_nothing_ends_as_the_table_says(pair: Rig, way: Way) -> None:
+    """T54: a tenant for each, of whose quota no worker holds anything yet."""
+    pair.provider.cli("tenants", "create", str(way), "--quota", "requests/day=1000")
+    key = pair.provider.key(str(way))
+    with books(pair, UNSURE) as before:
+        answer = answer_in_silence(pair, way, headers=way.headers, key=key)
+        check(before, UNSURE, way, Seen(answer))
 
 
 # --- a place where it may not run ---
@@ -389,6 +413,7 @@ def test_a_request_that_may_not_run_there_ends_as_the_table_says() -> None:
 
 COVERED = {
     *test_endings.COVERED,
+    *test_endings_limits.COVERED,
     *test_durable.COVERED,
     *cases([*QUEUED, TIME_OVER]),
     *cases(
@@ -405,6 +430,7 @@ COVERED = {
             RESTING,
             UNKNOWN,
             LOCATION,
+            UNSURE,
         ]
     ),
 }

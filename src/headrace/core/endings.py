@@ -162,7 +162,11 @@ _TABLE: tuple[tuple[Ending, ...], ...] = (
     # Its request.
     _refused(Reason.INVALID_REQUEST, errors.InvalidRequest, "the request is malformed or asks for too much"),
     _refused(Reason.UNAUTHENTICATED, errors.Unauthenticated, "no key, or none of ours"),
-    _refused(Reason.MODEL_NOT_FOUND, errors.ModelNotFound, "no model of that name"),
+    _refused(Reason.NETWORK, errors.Forbidden, "the key may not be used from where it comes from"),
+    _refused(Reason.SCOPE, errors.Forbidden, "the key is for other endpoints"),
+    _refused(
+        Reason.MODEL_NOT_FOUND, errors.ModelNotFound, "no model of that name, or none that its key is for"
+    ),
     _refused(Reason.NOT_FOUND, errors.NotFound, "no such path"),
     _refused(
         Reason.LOCATION, errors.Forbidden, "the model runs in none of the locations that its tenant allows"

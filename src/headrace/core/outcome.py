@@ -68,6 +68,8 @@ class Reason(StrEnum):
     # Its request.
     INVALID_REQUEST = "invalid_request"
     UNAUTHENTICATED = "unauthenticated"
+    NETWORK = "network"  # its key isn't for where it comes from
+    SCOPE = "scope"  # its key isn't for this endpoint
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
     LOCATION = "location"  # the model runs nowhere that the tenant's requests may go

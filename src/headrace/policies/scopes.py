@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from headrace.core.errors import Forbidden
+from headrace.core.outcome import Reason
 from headrace.core.tenant import Principal, Scope
 from headrace.policies.addresses import Address, Network
 
@@ -16,7 +17,7 @@ def check_network(caller: Principal, origin: Address | None) -> None:
     if networks is None or (origin is not None and any(origin in network for network in networks)):
         return
     raise Forbidden(
-        "this key may not be used from where this call comes from", reason="network", caller=caller
+        "this key may not be used from where this call comes from", reason=Reason.NETWORK, caller=caller
     )
 
 
@@ -24,7 +25,7 @@ def check_endpoint(caller: Principal, path: str) -> None:
     """Raises Forbidden where the key is for some endpoints and this is none of them."""
     endpoints = caller.scope.endpoints
     if endpoints is not None and path not in endpoints:
-        raise Forbidden(f"this key may not be used for `{path}`", reason="scope", caller=caller)
+        raise Forbidden(f"this key may not be used for `{path}`", reason=Reason.SCOPE, caller=caller)
 
 
 def allows_model(scope: Scope, model: str) -> bool:
