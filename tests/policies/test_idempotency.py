@@ -34,6 +34,19 @@ def test_a_key_stands_for_one_request_of_one_tenant() -> None:
     assert kept.begin(BETA, b"k", digest=b"2", now_s=0.0) is Known.NEW
 
 
+def test_of_a_tenant_that_is_gone_nothing_is_known_and_nothing_will_be_kept() -> None:
+    kept = table()
+    for tenant in (ACME, BETA):
+        kept.begin(tenant, b"done", digest=b"1", now_s=0.0)
+        kept.keep(tenant, b"done", b"one")
+    kept.begin(ACME, b"running", digest=b"1", now_s=0.0)
+    kept.forget(ACME)
+    kept.keep(ACME, b"running", b"two")
+    assert kept.size == (1, 3)
+    assert kept.begin(ACME, b"done", digest=b"2", now_s=1.0) is Known.NEW
+    assert kept.begin(BETA, b"done", digest=b"1", now_s=1.0) == b"one"
+
+
 def test_who_was_not_answered_starts_anew() -> None:
     kept = table()
     kept.begin(ACME, b"k", digest=b"1", now_s=0.0)

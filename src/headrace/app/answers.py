@@ -85,6 +85,9 @@ class SharedAnswers:
         if number is not None:
             self._link.send(wire.Drop(number, tenant, key))
 
+    def forget(self, tenant: TenantId) -> None:
+        self._link.send(wire.Forget(tenant))
+
     def received(self, message: wire.Begun) -> None:
         """The service has answered a question."""
         self._is_silent = False
@@ -105,6 +108,10 @@ class AnswerDesk:
         self._table = table
         self._clock = clock
         self._claims: dict[WorkerId, dict[Name, int]] = {}
+
+    def forget(self, tenant: TenantId) -> None:
+        """A worker has heard that the tenant is gone."""
+        self._table.forget(tenant)
 
     def received(self, worker: WorkerId, message: wire.Begin | wire.Keep | wire.Drop) -> wire.Begun | None:
         """What to answer, if anything."""

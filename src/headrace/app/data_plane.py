@@ -97,6 +97,7 @@ class DataPlane:
             lender=lender,
         )
         self._keys_revision = 0
+        self._known: set[TenantId] = set()
         self._gateway.keys_are_stale = self._are_keys_stale()
         self._gateway.usage.prices = self._prices.book()
         self._go_by(*self._read_keys())
@@ -187,6 +188,7 @@ class DataPlane:
         for problem in self._tenants.unreadable:
             self._log.event("keys.failing", error=problem)
         self._auth.replace(ring, tenants)
+        self._forget_gone({entry.principal.tenant for entry in ring.values()} | tenants.keys())
         self._keys_revision = self._tenants.ring_revision
         self._gateway.reservations.go_by(self._quotas(ring, tenants), revision=self._keys_revision)
         if isinstance(self._gateway.dispatch, LeasedDispatch):
@@ -197,6 +199,14 @@ class DataPlane:
         callers = [*tenants.values(), *(entry.principal for entry in ring.values())]
         agreed = ((caller.tenant, caller.terms) for caller in callers)
         return limits_of(agreed, hosts=self._config.limits.hosts_max)
+
+    def _forget_gone(self, known: set[TenantId]) -> None:
+        """What is kept in memory for tenants that were deleted or erased since the last time; one whose keys have ended is
+        still there."""
+        gone = {tenant for tenant in self._known - known if not self._tenants.has_tenant(tenant)}
+        for tenant in gone:
+            self._gateway.idempotency.forget(tenant)
+        self._known = (self._known | known) - gone
 
     def take_keys(self, key_set: KeySet) -> None:
         """An identity provider's keys were looked at."""

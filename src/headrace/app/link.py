@@ -120,6 +120,12 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag=29):
     key: bytes
 
 
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=32):
+    """Up: this tenant is gone, and with it the answers that are kept for it."""
+
+    tenant: TenantId
+
+
 class KeyMissing(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """Up: a token names a key that this provider hasn't published as far as we know."""
 
@@ -206,6 +212,7 @@ Up = (
     | Begin
     | Keep
     | Drop
+    | Forget
     | KeyMissing
     | Drained
     | Want

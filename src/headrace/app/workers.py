@@ -349,6 +349,8 @@ class Workers:
                 begun = self._answers.received(seat.number, message)
                 if begun is not None and seat.link is not None:
                     seat.link.send(begun)
+            case wire.Forget(tenant):
+                self._answers.forget(tenant)
             case wire.Records(entries, settled):
                 self._budgets.settled(seat.number, settled)
                 for usage, executions in entries:

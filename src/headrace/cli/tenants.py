@@ -251,6 +251,14 @@ def add(commands: Any) -> None:
         example="headrace tenants delete acme",
     )
     delete.add_argument("name", metavar="NAME", help="whose name it is")
+    erase = common.command(
+        actions,
+        "erase",
+        _erase,
+        help="remove a tenant, its keys, also those that work, and its users' names from its records; prints the receipt",
+        example="headrace tenants erase acme",
+    )
+    erase.add_argument("name", metavar="NAME", help="whose data it is; there is no way back")
     tenant_show.add(actions)
     common.command(
         actions,
@@ -302,6 +310,14 @@ def _delete(arguments: argparse.Namespace) -> None:
         store.delete_tenant(arguments.name)
         revision = store.revision()
     identity.note(f"tenant `{arguments.name}` deleted{identity.in_force(arguments, revision)}")
+
+
+def _erase(arguments: argparse.Namespace) -> None:
+    with identity.store(arguments, must_exist=True) as store:
+        receipt = store.erase_tenant(arguments.name)
+        revision = store.revision()
+    common.print_json(receipt)
+    identity.note(f"tenant `{arguments.name}` erased{identity.in_force(arguments, revision)}")
 
 
 def _list(arguments: argparse.Namespace) -> None:

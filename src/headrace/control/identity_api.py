@@ -70,6 +70,7 @@ class IdentityApi:
                 fields=agreements.FIELDS,
             ),
             AdminRoute("DELETE", "/admin/v1/tenants/{tenant}", Role.ADMIN, self._delete_tenant),
+            AdminRoute("POST", "/admin/v1/tenants/{tenant}/erase", Role.ADMIN, self._erase_tenant),
             AdminRoute("GET", "/admin/v1/keys", Role.VIEWER, self._keys, query=("tenant",)),
             AdminRoute(
                 "POST",
@@ -122,6 +123,9 @@ class IdentityApi:
         _existing(self._store.tenant, name)
         self._by(asked).delete_tenant(name)
         return reply({"tenant": name, "deleted": True})
+
+    def _erase_tenant(self, asked: Asked) -> Reply:
+        return reply(_existing(self._by(asked).erase_tenant, asked.named["tenant"]))
 
     # Keys.
 

@@ -52,6 +52,10 @@ class AnswerTable(Protocol):
 
     def drop(self, tenant: TenantId, key: bytes) -> None: ...
 
+    def forget(self, tenant: TenantId) -> None:
+        """The tenant is gone."""
+        ...
+
 
 class OwnAnswers:
     """A table that nobody else uses."""
@@ -61,6 +65,7 @@ class OwnAnswers:
         self._table = table
         self.keep = table.keep
         self.drop = table.drop
+        self.forget = table.forget
 
     async def begin(self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float) -> Known | KeptAnswer:
         return self._table.begin(tenant, key, digest=digest, now_s=now_s)
@@ -73,6 +78,10 @@ class Idempotency:
         self._table = table
         self._replays = metrics.idempotent_replays.labels()
         self._clock = clock
+
+    def forget(self, tenant: TenantId) -> None:
+        """Nothing is kept any more for a tenant that is gone, and what it has in progress won't be."""
+        self._table.forget(tenant)
 
     async def enter(self, call: Call, request: InferenceRequest) -> "RecordedCall | None":
         """The call to answer, whose answer will be kept; None if it has been answered from what was kept.

@@ -110,7 +110,7 @@ class Gateway:
         self.write_stall_limit_s = limits.write_stall_limit_s
         self.body_bytes_per_s_min = limits.body_bytes_per_s_min
         self.intake = intake
-        self._idempotency = idempotency
+        self.idempotency = idempotency
         self._limits = limits
         self._deadlines = limits.deadlines
         self._accepts_work = accepts_work
@@ -184,7 +184,7 @@ class Gateway:
         request = self._request_of(call, endpoint, parsed, deployment)
         recorded: RecordedCall | None = None
         if request.is_keyed:
-            recorded = await self._prepare(call, self._idempotency.enter(call, request))
+            recorded = await self._prepare(call, self.idempotency.enter(call, request))
             if recorded is None:
                 return
             call = recorded

@@ -96,6 +96,11 @@ class IdempotencyTable(Generic[Answer]):
         if entry is not None and not entry.is_done:
             del self._entries[tenant, key]
 
+    def forget(self, tenant: TenantId) -> None:
+        """All that is known of a tenant that is gone; what it has in progress will not be kept."""
+        for name in [name for name in self._entries if name[0] == tenant]:
+            self._forget(name, self._entries[name])
+
     @property
     def size(self) -> tuple[int, int]:
         """Keys, and bytes of answers."""

@@ -28,6 +28,7 @@ class Action(StrEnum):
     TENANT_CREATE = "tenant.create"
     TENANT_CHANGE = "tenant.change"
     TENANT_DELETE = "tenant.delete"
+    TENANT_ERASE = "tenant.erase"
     KEY_CREATE = "key.create"
     KEY_ROTATE = "key.rotate"
     KEY_REVOKE = "key.revoke"
@@ -126,6 +127,13 @@ def entries(
         (after, since_s, tenant, tenant, limit),
     )
     return [_entry(row) for row in found]
+
+
+def last(database: Database) -> Entry:
+    """The newest entry; inside the transaction that wrote it, that one."""
+    found = database.row(f"SELECT {_COLUMNS} FROM audit ORDER BY number DESC LIMIT 1")
+    assert found is not None, "an act has just been written"
+    return _entry(found)
 
 
 def verify(database: Database, *, head: str = "") -> Verdict:

@@ -469,4 +469,9 @@ MIGRATIONS: tuple[Migration, ...] = (
         down=("DROP TABLE engine_count",),
         loses=(Loss("engine_count", "readings of the engines' own counters"),),
     ),
+    Migration(
+        "the user of a usage record can be erased",
+        up=(money_tables.USAGE_FREE, money_tables.USAGE_ERASABLE),
+        down=(money_tables.USAGE_ERASABLE_GONE, money_tables.USAGE_KEPT),
+    ),
 )

@@ -65,3 +65,39 @@ USAGE_FREE = Dialects(
     sqlite=("DROP TRIGGER usage_no_update", "DROP TRIGGER usage_no_delete"),
     postgres=("DROP TRIGGER usage_append_only ON usage", "DROP FUNCTION usage_append_only()"),
 )
+
+# One change there is: the name of a user goes, when the data of its tenant is erased (stores/erasure.py), and none comes.
+_RECORDED = (
+    "request_id, tenant, key_id, model, revision, endpoint, is_streaming, started_s, outcome, reason, status, prompt_tokens, "
+    "completion_tokens, cached_tokens, usage_source, queue_wait_s, ttft_s, total_s, attempts, replica, generation, "
+    "served_started_s, served_s, served_ttft_s, price_version, charge_pico, reasoning_tokens, units"
+)
+
+
+def _columns(row: str) -> str:
+    return ", ".join(f"{row}.{column}" for column in _RECORDED.split(", "))
+
+
+_SAYS = "rows of usage are never changed"
+USAGE_ERASABLE = Dialects(
+    sqlite=(
+        "CREATE TRIGGER usage_no_update BEFORE UPDATE ON usage WHEN NEW.\"user\" NOT LIKE 'erased-%'"
+        f" OR ({_columns('NEW')}) IS NOT ({_columns('OLD')}) BEGIN SELECT RAISE(ABORT, '{_SAYS}'); END",
+        USAGE_KEPT.sqlite[1],
+    ),
+    postgres=(
+        "CREATE FUNCTION usage_append_only() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF TG_OP = 'UPDATE' AND TG_LEVEL = 'ROW' THEN"
+        f" IF NEW.\"user\" LIKE 'erased-%' AND ({_columns('NEW')}) IS NOT DISTINCT FROM ({_columns('OLD')})"
+        " THEN RETURN NEW; END IF; END IF;"
+        f" RAISE EXCEPTION '{_SAYS}' USING ERRCODE = 'integrity_constraint_violation'; END $$",
+        "CREATE TRIGGER usage_append_only BEFORE UPDATE OR DELETE ON usage"
+        " FOR EACH ROW EXECUTE FUNCTION usage_append_only()",
+        "CREATE TRIGGER usage_no_truncate BEFORE TRUNCATE ON usage"
+        " FOR EACH STATEMENT EXECUTE FUNCTION usage_append_only()",
+    ),
+)
+USAGE_ERASABLE_GONE = Dialects(
+    sqlite=USAGE_FREE.sqlite,
+    postgres=("DROP TRIGGER usage_no_truncate ON usage", *USAGE_FREE.postgres),
+)

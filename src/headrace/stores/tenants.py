@@ -4,6 +4,7 @@ import copy
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from headrace.core import keys as key_format
 from headrace.core.clock import Clock
@@ -12,7 +13,18 @@ from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.roles import Role
 from headrace.core.tenant import Principal, TenantLimits
-from headrace.stores import admins, audit, key_ring, key_terms, keys, mirror, opening, pepper, tenant_rows
+from headrace.stores import (
+    admins,
+    audit,
+    erasure,
+    key_ring,
+    key_terms,
+    keys,
+    mirror,
+    opening,
+    pepper,
+    tenant_rows,
+)
 from headrace.stores.admins import AdminRecord
 from headrace.stores.agreements import Agreement
 from headrace.stores.audit import Act, Action
@@ -131,6 +143,25 @@ class TenantStore:
                 tenant=name,
                 changes=audit.differences(old.agreement.values(), Agreement().values()),
             )
+
+    def erase_tenant(self, name: str) -> dict[str, Any]:
+        """Removes a tenant, its keys, working or not, and its users' names from its usage records; returns the receipt.
+
+        May be repeated, for records of requests that were in progress. Raises ConfigError where there is nothing of it.
+        """
+        with self._database.transaction():
+            organization = ""
+            if tenant_rows.exists(self._database, name) or not erasure.has_traces(self._database, name):
+                organization = tenant_rows.require(self._database, name).agreement.terms.organization
+            erased = erasure.erase(self._database, name)
+            self._record(
+                Action.TENANT_ERASE,
+                name,
+                tenant=name,
+                changes={what: (count, 0) for what, count in erased.items() if count},
+            )
+            entry = audit.last(self._database)
+            return erasure.receipt(name, organization, erased, erasure.kept(self._database, name), entry)
 
     def tenant(self, name: str) -> TenantRecord:
         """Raises ConfigError, naming the nearest, when there is no such tenant."""
