@@ -210,9 +210,22 @@ def test_a_tenants_budgets_are_shown(one: Rig) -> None:
     assert one.ask(key=key).status == 200
     shown = one.provider.cli("tenants", "show", "shown").stdout
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if "/" in line.split(" ")[0]}
-    assert rows["requests/day"][:4] == ["requests/day", "10", "1", "0"]
-    assert rows["requests/day"][4].endswith("T00:00:00.000Z")
-    assert rows["money/total"] == ["money/total", "2.50", "0.00", "0.00", "never"]
+    assert rows["requests/day"][:5] == ["requests/day", "-", "10", "1", "0"]
+    assert rows["requests/day"][5].endswith("T00:00:00.000Z")
+    assert rows["money/total"] == ["money/total", "-", "2.50", "0.00", "0.00", "never"]
+
+
+def test_a_key_may_have_a_quota_of_its_own_beside_its_tenants(one: Rig) -> None:
+    """A request needs room in both; another key of the tenant has its own."""
+    wide = tenant(one.provider, "family", "--quota", "requests/day=5")
+    narrow = one.provider.cli(
+        "keys", "create", "--tenant", "family", "--quota", "requests/day=2"
+    ).stdout.strip()
+    wait_until(lambda: one.provider.get("/v1/models", key=narrow)[0] == 200, what="the key to be in force")
+    assert Counter(one.ask(key=narrow).status for _ in range(4)) == {200: 2, 429: 2}
+    assert "of this key" in error_of(one.ask(key=narrow))["message"]
+    assert Counter(one.ask(key=wide).status for _ in range(5)) == {200: 3, 429: 2}
+    assert "of this tenant" in error_of(one.ask(key=wide))["message"]
 
 
 @pytest.mark.slow
@@ -242,7 +255,7 @@ def test_500_requests_each_broken_in_another_way_leave_nothing_reserved() -> Non
         with ThreadPoolExecutor(32) as pool:
             ends = Counter(pool.map(ask_or_leave, range(500)))
         made.set_faults("")
-        assert len(ends) >= 4, ends
+        assert min(ends[200], ends[502]) > 20, ends
         made.wait_until_idle()
         wait_until(
             lambda: spent(made.provider, "unlucky", "tokens/day")[1] == 0, what="nothing to be reserved"

@@ -9,7 +9,7 @@ from headrace.config import Config
 from headrace.control.budgets import BudgetAuthority
 from headrace.core.clock import Clock
 from headrace.core.ids import KeyId, RequestId, TenantId
-from headrace.core.quotas import BudgetKey, Limits, Span
+from headrace.core.quotas import BudgetKey, Limits, Quota, Span
 from headrace.core.tenant import TenantTerms
 from headrace.gateway.budgets import Estimator
 from headrace.policies import spending as estimates
@@ -23,14 +23,24 @@ from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
 
-def limits_of(agreed: Iterable[tuple[TenantId, TenantTerms]], *, hosts: int) -> Limits:
-    """What every budget may reach here, of tenants with these terms: an even part for each of so many hosts, rounded down."""
-    return {
+def limits_of(
+    agreed: Iterable[tuple[TenantId, TenantTerms]],
+    keys: Iterable[tuple[TenantId, KeyId, Sequence[Quota]]],
+    *,
+    hosts: int,
+) -> Limits:
+    """What every budget may reach here, of tenants with these terms and keys with these quotas: an even part for each of so
+    many hosts, rounded down."""
+    limits = {
         BudgetKey(tenant, KeyId(""), quota.unit, quota.period): quota.amount // hosts
         for tenant, terms in dict(agreed).items()
         if terms.quotas or terms.budgets
         for quota in terms.all_quotas()
     }
+    for tenant, key_id, quotas in keys:
+        for quota in quotas:
+            limits[BudgetKey(tenant, key_id, quota.unit, quota.period)] = quota.amount // hosts
+    return limits
 
 
 def begin_budgets(
@@ -42,8 +52,10 @@ def begin_budgets(
     """
     store = tenants.open_served(data, clock=clock)
     try:
+        keys = [key for key in store.keys(None) if key.revoked_s is None]
         limits = limits_of(
             ((tenant.name, tenant.agreement.terms) for tenant in store.tenants()),
+            ((key.tenant, key.id, key.terms.all_quotas()) for key in keys),
             hosts=config.limits.hosts_max,
         )
     finally:

@@ -198,7 +198,8 @@ class DataPlane:
     def _quotas(self, ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> Limits:
         callers = [*tenants.values(), *(entry.principal for entry in ring.values())]
         agreed = ((caller.tenant, caller.terms) for caller in callers)
-        return limits_of(agreed, hosts=self._config.limits.hosts_max)
+        keys = ((caller.tenant, caller.key_id, caller.key_quotas) for caller in callers)
+        return limits_of(agreed, keys, hosts=self._config.limits.hosts_max)
 
     def _forget_gone(self, known: set[TenantId]) -> None:
         """What is kept in memory for tenants that were deleted or erased since the last time; one whose keys have ended is

@@ -87,6 +87,22 @@ OPTIONS = (
         "N",
         "requests in progress with this key alone (default: no limit)",
     ),
+    Option(
+        "--quota",
+        "quotas",
+        "UNIT/PERIOD=N",
+        "requests or tokens of this key alone in a day, a month or in total, as tokens/day=20000; repeat it for several",
+        read=str,
+        is_list=True,
+    ),
+    Option(
+        "--budget",
+        "budgets",
+        "AMOUNT/PERIOD",
+        "money of this key alone in a day, a month or in total, as 5.00/month; repeat it for several",
+        read=str,
+        is_list=True,
+    ),
 )
 
 

@@ -120,6 +120,7 @@ def _budgets(shown: Shown) -> list[str]:
     rows = [
         (
             each["quota"],
+            each["key_id"] or "-",
             each["limit"],
             "unknown" if each["spent"] is None else each["spent"],
             "unknown" if each["reserved"] is None else each["reserved"],
@@ -127,7 +128,11 @@ def _budgets(shown: Shown) -> list[str]:
         )
         for each in budgets
     ]
-    return common.table(rows, headings=("quota", "limit", "spent", "reserved", "begins anew")) if rows else []
+    return (
+        common.table(rows, headings=("quota", "key", "limit", "spent", "reserved", "begins anew"))
+        if rows
+        else []
+    )
 
 
 def _shadow(shown: Shown) -> list[str]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -131,6 +131,14 @@ def parse_budget(text: str) -> Quota:
     if not 0 <= amount <= AMOUNT_MAX:
         raise NotAQuota(f"{text!r}: a budget is at least 0 and at most {format_amount(AMOUNT_MAX)}")
     return Quota(QuotaUnit.MONEY, Period(found[2]), amount)
+
+
+def read_quotas(quotas: Iterable[str], budgets: Iterable[str]) -> tuple[Quota, ...]:
+    """Those of requests and tokens, and those of money. Raises NotAQuota or NotAnAmount, also for two of the same kind."""
+    found = (*map(parse_quota, quotas), *map(parse_budget, budgets))
+    if len({quota.name for quota in found}) < len(found):
+        raise NotAQuota("two quotas of the same unit and period: which of them holds?")
+    return found
 
 
 def show(unit: QuotaUnit, amount: int) -> str:

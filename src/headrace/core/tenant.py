@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from headrace.core.ids import KeyId, TenantId
-from headrace.core.quotas import Quota, parse_budget, parse_quota
+from headrace.core.quotas import Quota, read_quotas
 
 
 class Priority(IntEnum):
@@ -148,13 +148,11 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
                 f"`cache_group` shares between tenants what `cache_boundary` {self.cache_boundary.value} keeps apart "
                 "within one; set one of them"
             )
-        names = [quota.name for quota in self.all_quotas()]
-        if len(set(names)) < len(names):
-            raise ValueError("two quotas of the same unit and period: which of them holds?")
+        self.all_quotas()
 
     def all_quotas(self) -> tuple[Quota, ...]:
         """Those of requests, tokens and money."""
-        return (*map(parse_quota, self.quotas), *map(parse_budget, self.budgets))
+        return read_quotas(self.quotas, self.budgets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +183,7 @@ class Principal:
         scope: What the key may be used for.
         user: Which person or program of the tenant's the key was given to; "" where nobody said.
         key_limits: Limits of the key alone, beside its tenant's; None where it has none.
+        key_quotas: Quotas of the key alone, beside its tenant's.
         has_levels: Whether other limits apply to it than those on the tenant's requests, or shadow limits.
         shadow: A caller whose limits are this one's shadow limits; None where it has none.
         cache_partition: Whose prompts may share a prefix cache with this caller's, by a name that engines get as their salt;
@@ -199,6 +198,7 @@ class Principal:
     scope: Scope = Scope()
     user: str = ""
     key_limits: TenantLimits | None = None
+    key_quotas: tuple[Quota, ...] = ()
     cache_partition: str = dataclasses.field(default="", repr=False)
     has_levels: bool = dataclasses.field(init=False, repr=False, compare=False)
     shadow: "Principal | None" = dataclasses.field(init=False, repr=False, compare=False)

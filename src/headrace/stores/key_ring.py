@@ -79,6 +79,7 @@ def read(database: Database, in_force: InForce, partitions: CachePartitions, *, 
             scope=terms.scope(),
             user=terms.user,
             key_limits=terms.limits(in_force.defaults),
+            key_quotas=terms.all_quotas(),
             cache_partition=partitions.of(tenant, key_id, agreed[tenant][2], user=terms.user),
         )
         entries[digest] = KeyEntry(caller, expires_s)

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 
 from headrace.core.errors import ConfigError
+from headrace.core.quotas import Quota, read_quotas
 from headrace.core.request import Endpoint
 from headrace.core.tenant import Scope, TenantLimits
 from headrace.stores import agreements
@@ -34,6 +35,7 @@ class KeyTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         user: Which person or program of the tenant's the key is for.
         requests_per_minute, requests_burst, tokens_per_minute, tokens_burst, concurrency_max: Limits of the key alone, beside
             its tenant's; see core.tenant.TenantLimits. 0 and None are no limit, or for a burst its default.
+        quotas, budgets: Of the key alone, beside its tenant's; see core.tenant.TenantTerms.
     """
 
     models: _Words | None = None
@@ -45,6 +47,15 @@ class KeyTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokens_per_minute: _Limit | None = None
     tokens_burst: _Limit | None = None
     concurrency_max: _Limit | None = None
+    quotas: tuple[str, ...] = ()
+    budgets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.all_quotas()
+
+    def all_quotas(self) -> tuple[Quota, ...]:
+        """Those of requests, tokens and money."""
+        return read_quotas(self.quotas, self.budgets)
 
     def scope(self) -> Scope:
         networks = None if self.networks is None else tuple(map(ipaddress.ip_network, self.networks))
