@@ -3,11 +3,16 @@
 import json
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from headrace.core.endings import Charge
+from headrace.core.fleet import Deployment, Task
 from headrace.core.money import parse_amount
-from headrace.core.usage import UsageRecord
+from headrace.core.outcome import AttemptOutcome
+from headrace.core.request import Endpoint
+from headrace.core.usage import TokenUsage, UsageRecord, UsageSource
+from headrace.gateway.usage import Account, AttemptEnd
 from tests.gateway.rig import (
     RATES,
     Rig,
@@ -17,6 +22,7 @@ from tests.gateway.rig import (
     rig,
     words,
 )
+from tests.stores.test_journal import REPLICA, request
 from tests.support.provider import Provider, provider, wait_until
 from tests.support.scripted import scripted_engine
 
@@ -66,6 +72,16 @@ def test_reasoning_is_recorded_apart_and_has_its_own_price(pair: Rig, stream: bo
     record = pair.record(pair.ask(stream=stream))
     assert (record.completion_tokens, record.reasoning_tokens) == (TOKENS, TOKENS // 2)
     assert WHOLE - record.charge_pico == TOKENS // 2 * (RATES.output - RATES.reasoning_output)
+
+
+@pytest.mark.parametrize("path", [Endpoint.CHAT_COMPLETIONS, Endpoint.EMBEDDINGS])
+def test_what_is_not_told_of_the_cache_takes_nothing_else_with_it(path: Endpoint) -> None:
+    """REPORTS 28: reasoning has its own price whether or not the caller may know what was cached, and vectors too."""
+    asked = msgspec.structs.replace(request("req_1"), endpoint=path)
+    account = Account(asked, Deployment("m", "m", frozenset({Task.CHAT}), "unpinned", (REPLICA,)))
+    told = TokenUsage(100, 20, 64, UsageSource.FINAL, 15, 3)
+    account.attempts.append(AttemptEnd(AttemptOutcome.COMPLETED, REPLICA, 0.0, 1.0, None, 200, told))
+    assert account.usage() == TokenUsage(100, 20, 0, UsageSource.FINAL, 15, 3)
 
 
 def test_vectors_are_counted_and_charged(pair: Rig) -> None:

@@ -108,7 +108,7 @@ class Account:
         last = self.attempts[-1]
         usage = last.usage
         if usage.cached_tokens and self.request.endpoint not in last.replica.traits.tells_cached:
-            return TokenUsage(usage.prompt_tokens, usage.completion_tokens, 0, usage.source)
+            return msgspec.structs.replace(usage, cached_tokens=0)
         return usage
 
 
