@@ -24,7 +24,7 @@ MARKS_MAX = 8192
 
 
 def journals(data: Path) -> list[Path]:
-    """The journals that processes have left behind."""
+    """The journals of the processes that serve, or that have left them behind."""
     return sorted(_directory(data).glob(f"*{SUFFIX}"))
 
 
@@ -107,8 +107,10 @@ class OwnRecords:
 
     def confirm(self) -> Confirmation:
         self._loop = asyncio.get_running_loop()
+        confirmation = self._confirmations.wait(self._ledger.appended)
+        # After it waits: the ledger's thread tells only those that it sees waiting, and may have done so in between.
         self._look()
-        return self._confirmations.wait(self._ledger.appended)
+        return confirmation
 
     def committed(self, settled: int) -> None:
         """Called by the ledger's thread."""
@@ -117,7 +119,7 @@ class OwnRecords:
 
     def changed(self) -> None:
         """Called by the ledger's thread: it fails, or is well again, or has got further."""
-        # Whoever begins to wait afterwards looks at the ledger itself.
+        # Whoever is not seen waiting looks at the ledger itself afterwards.
         if self._confirmations and self._loop is not None:
             self._loop.call_soon_threadsafe(self._look)
 
