@@ -188,3 +188,30 @@ def test_a_lenient_ledger_is_behind_only_when_too_many_records_wait(rig: Rig) ->
     wait_until(lambda: ledger.backlog == 0)
     assert not ledger.is_behind
     assert len(rig.outcomes()) == 99
+
+
+def test_what_is_new_in_the_ledger_is_told_although_the_disk_refused_the_rest_at_first(rig: Rig) -> None:
+    """T30: budgets count what an adoption tells; records that were written by a first try must be among it."""
+    left = rig.journal()
+    for name in ("req_1", "req_2"):
+        left.begin(request(name), REPLICA, 1)
+    append(left, "req_1")
+    connections: list[sqlite3.Connection] = []
+
+    def connect(path: Path) -> sqlite3.Connection:
+        connection = sqlite.connect(path)
+        if not connections:
+            connection.execute(
+                "CREATE TEMP TRIGGER full BEFORE INSERT ON orphan BEGIN SELECT RAISE(ABORT, 'full'); END"
+            )
+        connections.append(connection)
+        return connection
+
+    ledger = rig.ledger(connect=connect)
+    ledger.adopt(left.path)
+    wait_until(lambda: rig.adopted)
+    (adoption,) = rig.adopted
+    assert len(connections) == 2, "it was tried twice"
+    assert [usage.request_id for usage, _ in adoption.entries] == ["req_1"]
+    assert [mark.request_id for mark in adoption.orphans] == ["req_2"]
+    assert len(rig.failures) == 1

@@ -53,8 +53,9 @@ class Ledger:
 
     State: `_queue` is filled by `append` and emptied by the writer; `_appended` counts what came into it. `_withdrawn`,
     records that take the place of an earlier one of their request, by request, until they are written. `_journals`, files
-    to adopt, each with the number of records that come before it. `_pending` (taken from the queue, not yet committed), the
-    other counters, `_failed` and `_failed_at_s` are written by the writer thread only.
+    to adopt, each with the number of records that come before it; `_missing`, what the one that is being adopted has and the
+    database hadn't. `_pending` (taken from the queue, not yet committed), the other counters, `_failed` and `_failed_at_s`
+    are written by the writer thread only.
 
     Args:
         path: The database; made by `start` when it doesn't exist.
@@ -105,6 +106,7 @@ class Ledger:
         self._appended = 0
         self._withdrawn: dict[RequestId, UsageRecord] = {}
         self._journals: deque[tuple[int, Path]] = deque()
+        self._missing: list[Entry] | None = None
         self._pending: list[Entry] = []
         self._failed: str | None = None
         self._failed_at_s = 0.0
@@ -301,11 +303,17 @@ class Ledger:
         try:
             found = journal.read(path)
         except FileNotFoundError:
-            self._on_adoption(Adoption(path))
+            entries, self._missing = self._missing or [], None
+            self._on_adoption(Adoption(path, entries))
             return
-        missing = [
-            entry for entry in found.entries if not ledger_rows.has_record(connection, entry[0].request_id)
-        ]
+        if self._missing is None:
+            self._missing = [
+                entry
+                for entry in found.entries
+                if not ledger_rows.has_record(connection, entry[0].request_id)
+            ]
+        # Where the disk refuses something below, all of this is done again; what is new in the ledger must be told even so.
+        missing = self._missing
         _, rejected = self._write(connection, lambda: (missing, []))
         self._set_aside(rejected)
         with sqlite.transaction(connection):
@@ -322,6 +330,7 @@ class Ledger:
             path.replace(kept)
         else:
             path.unlink()
+        self._missing = None
         self._on_adoption(Adoption(path, missing, orphans, found.torn, kept))
 
     def _group_size(self) -> int:
