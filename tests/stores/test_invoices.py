@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 import msgspec
@@ -202,6 +203,34 @@ def test_a_correction_is_on_the_next_invoice_once(books: Books) -> None:
     books.clock.advance(40 * 86_400)
     books.invoices.issue("acme", "2026-12")
     assert books.invoices.preview("acme", "2027-01")[0].lines == ()
+
+
+def test_of_two_invoices_that_are_issued_at_the_same_moment_one_is_refused(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would have what came late for an earlier one, and the tenant would pay for it twice."""
+    books.use("1", at_s=OCTOBER_S)
+    books.invoices.issue("acme", "2026-10")
+    books.use("2", at_s=OCTOBER_S)
+    transaction = books.database.transaction
+
+    def after_another() -> AbstractContextManager[None]:
+        monkeypatch.undo()
+        books.invoices.issue("acme", "2026-12-01")
+        return transaction()
+
+    monkeypatch.setattr(books.database, "transaction", after_another)
+    with pytest.raises(ConfigError, match="at the same moment"):
+        books.invoices.issue("acme", "2026-11")
+    again = books.invoices.issue("acme", "2026-11")
+    late = [
+        line
+        for issued in books.invoices.issued("acme")
+        for line in issued.invoice.lines
+        if line.kind is LineKind.LATE and line.item == Item.INPUT
+    ]
+    assert sum(line.quantity for line in late) == 6
+    assert again.invoice.number == 3
 
 
 def test_a_request_never_costs_less_than_nothing(books: Books) -> None:

@@ -113,6 +113,7 @@ class InvoiceStore:
         if now_s < ends.timestamp():
             raise ConfigError(f"{period} is not over: it can be invoiced from {_iso(ends)} on")
         # Outside the transaction, which the ledger's writer would have to wait for. What is recorded in between is late.
+        before = self._newest(tenant)
         invoice, problems = self.preview(tenant, period, seller=seller)
         if problems:
             raise ConfigError(f"nothing was issued: {'; '.join(problems)}")
@@ -126,9 +127,9 @@ class InvoiceStore:
                     f"{period} of tenant `{tenant}` is on invoice {taken[0]}; what was recorded later, and corrections,"
                     " are on the next one"
                 )
-            for number in invoice.corrections:
-                if self._database.row("SELECT 1 FROM invoiced WHERE correction = ?", (number,)) is not None:
-                    raise ConfigError("another invoice was issued at the same moment; issue this one again")
+            if self._newest(tenant) != before:
+                # It may have the same late usage and the same corrections.
+                raise ConfigError("another invoice was issued at the same moment; issue this one again")
             return self._keep(invoice, begins.timestamp(), ends.timestamp(), now_s)
 
     def issued(self, tenant: str | None = None) -> list[Issued]:
@@ -316,6 +317,12 @@ class InvoiceStore:
             (tenant, before_s),
         )
         return [Correction(*row) for row in rows]
+
+    def _newest(self, tenant: str) -> int:
+        """The number of the tenant's last invoice, 0 before the first."""
+        row = self._database.row("SELECT coalesce(max(number), 0) FROM invoice WHERE tenant = ?", (tenant,))
+        assert row is not None, "an aggregate has one row"
+        return int(row[0])
 
     def _keep(self, invoice: Invoice, begins_s: float, ends_s: float, now_s: float) -> Issued:
         row = self._database.row("SELECT coalesce(max(number), 0) + 1 FROM invoice")
