@@ -1,6 +1,8 @@
 """The books of a running service close against what its engines counted, and whatever doesn't is named: `headrace reconcile`."""
 
 import json
+import os
+import signal
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -170,3 +172,26 @@ def test_a_window_leaves_out_what_came_before_and_after(books: Rig) -> None:
     assert reconcile(books, "--since", "1h")[1]["requests"] == 1
     assert reconcile(books, "--until", "1h")[1]["requests"] == 0
     assert reconcile(books, "--since", "2099-01-01")[1]["requests"] == 0
+
+
+def test_what_a_killed_worker_was_at_is_an_orphan_and_no_work_of_others() -> None:
+    """T28: the engine has counted it, no record ever will, and that is no reason for an alert."""
+    with rig({"slots": 8, "tokens": 20}, config=CONFIG + "\n[server]\nworkers = 2\n") as running:
+        wait_for_first_reading(running)
+        running.ask()
+        running.set_faults("stall:12")
+        before = {row["pid"] for row in running.provider.status()["workers"]}
+        with running.open() as connection:
+            read_events(connection, 5)
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            running.engine.wait_for_stats(lambda stats: stats["running"] == 0)
+        wait_until(
+            lambda: not before & {row["pid"] for row in running.provider.status()["workers"]},
+            what="new workers",
+            limit_s=60,
+        )
+        settle(running)
+        status, told = reconcile(running)
+        assert told["counts"] == {"orphan": 1}, told
+        assert status == 0

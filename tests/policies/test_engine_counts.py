@@ -13,6 +13,7 @@ from headrace.policies.engine_counts import (
     EngineBook,
     Reading,
     Stretch,
+    Unrecorded,
     read_on,
 )
 from headrace.policies.reconciliation import Cause
@@ -145,3 +146,40 @@ def test_an_honest_engine_is_never_accused_and_a_forgotten_attempt_is_found(
         assert {cause for cause, *_ in told} == {Cause.ENGINE_MORE} or sum(c for *_, c in works) > 9_000
     else:
         assert not told
+
+
+def more_than_recorded(*unrecorded: Unrecorded) -> list[Cause]:
+    """With 50 tokens that no record accounts for, in a stretch from 0 to 100 s."""
+    book = EngineBook([stretch(completion=50)])
+    for each in unrecorded:
+        book.open(each)
+    return [difference.cause for difference in book.differences()]
+
+
+def test_what_is_in_progress_or_was_cut_off_by_a_crash_is_no_work_of_others() -> None:
+    """Engines count an answer as it goes, and its record comes with its end, or never."""
+    assert more_than_recorded() == [Cause.ENGINE_MORE]
+    assert not more_than_recorded(Unrecorded(R, 0, 90.0))
+    assert not more_than_recorded(Unrecorded(None, 0, 90.0)), "a replica that nobody knows may be this one"
+    assert not more_than_recorded(Unrecorded(R, 0, -50.0, 10.0))
+    for elsewhere in (
+        Unrecorded(ReplicaId("r-1"), 0, 90.0),
+        Unrecorded(R, 1, 90.0),
+        Unrecorded(R, 0, 102.0),
+        Unrecorded(R, 0, -50.0, -2.0),
+    ):
+        assert more_than_recorded(elsewhere) == [Cause.ENGINE_MORE]
+
+
+def test_stretches_between_which_a_clock_was_set_back_are_compared_with_nothing() -> None:
+    """Wall-clock steps: an attempt's time says no more in which of the two it lay."""
+    before, after = stretch(0, 100, completion=10), stretch(40, 140, completion=500)
+    apart = stretch(200, 300, completion=7)
+    others = [
+        attempt(50, 60, completion=300),
+        attempt(60, 70, completion=200),
+        attempt(210, 220, completion=7),
+    ]
+    assert not found([before, after, apart], others)
+    assert [cause for cause, *_ in found([before, after, apart], others[:2])] == [Cause.ENGINE_MORE]
+    assert found([stretch(0, 100, completion=10), stretch(100, 200, completion=500)], []) != []

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -62,13 +62,12 @@ class Reconciliation:
     ) -> None:
         self._data = data
         self._every_s = every_s
+        self._read_every_s = read_every_s
         self._metrics = metrics
         self._log = log
         self._clock = clock
         self._found: dict[str, int] = {}
-        self._counters = CounterWatch(
-            every_s=read_every_s, stretch_s=every_s, save=self._save, failed=self._failed, clock=clock
-        )
+        self._counters = CounterWatch(stretch_s=every_s, save=self._save, failed=self._failed, clock=clock)
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         self._counters.publish(snapshot)
@@ -78,18 +77,21 @@ class Reconciliation:
         if not self._every_s:
             return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._counters.run(), name="counters")
-            tasks.create_task(self._compare_often(), name="reconciliation")
+            tasks.create_task(self._repeat(self._counters.round, self._read_every_s), name="counters")
+            tasks.create_task(self._repeat(self._compare, self._every_s), name="reconciliation")
 
-    async def _compare_often(self) -> None:
+    async def _repeat(self, step: Callable[[], Awaitable[None]], pause_s: float) -> None:
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(pause_s)
             try:
-                self._tell(await self._compare())
-            except (OSError, TimeoutError, msgspec.DecodeError, ConfigError) as error:
+                await step()
+            except Exception as error:  # noqa: BLE001 -- the task's edge: nobody's request depends on the books
                 self._failed(error)
 
-    async def _compare(self) -> _Told:
+    async def _compare(self) -> None:
+        self._tell(await self._ask())
+
+    async def _ask(self) -> _Told:
         span_s = WINDOWS * self._every_s + LONGEST_S
         process = await asyncio.create_subprocess_exec(
             # `-P`: a folder named headrace in the current directory must not be run in our place.

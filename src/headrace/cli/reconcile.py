@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace import config
+from headrace.app import records
 from headrace.cli import common, durations
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
@@ -63,13 +64,15 @@ def _reconcile(arguments: argparse.Namespace) -> int:
     )
     seen = {} if arguments.history is None else _history(arguments.history)
     # The ledger of this host, also where a central database has them all: engines are compared where they ran.
-    path = config.data_directory(arguments.data) / sqlite.DATABASE_NAME
-    books = Books(sqlite.open_file(path, must_exist=True))
+    data = config.data_directory(arguments.data)
+    books = Books(sqlite.open_file(data / sqlite.DATABASE_NAME, must_exist=True))
     findings = Findings(listed_max=arguments.limit)
     began_s = _CLOCK.now_s()
     try:
         with open(arguments.list or "/dev/null", "wb") as listing:
-            for difference in books.differences(since_s=since_s, until_s=until_s, seen=seen):
+            for difference in books.differences(
+                since_s=since_s, until_s=until_s, seen=seen, journals=lambda: records.journals(data)
+            ):
                 findings.add(difference)
                 if arguments.list is not None:
                     listing.write(msgspec.json.encode(_row(difference)) + b"\n")

@@ -20,22 +20,19 @@ class CounterWatch:
     """Reads the counters of every replica that is offered and counts. Owner of `_last`, the newest stretch of each.
 
     Args:
-        every_s: Pause between two rounds.
         stretch_s: About how long a stretch is.
-        save: Gets the stretches that a round has begun or made longer; called in a thread, and may wait for a disk.
+        save: Gets the stretches that `round` has begun or made longer; called in a thread, and may wait for a disk.
         failed: Told what `save` raised, once until it works again.
     """
 
     def __init__(
         self,
         *,
-        every_s: float,
         stretch_s: float,
         save: Callable[[Sequence[Stretch]], None],
         failed: Callable[[ConfigError], None],
         clock: Clock,
     ) -> None:
-        self._every_s = every_s
         self._stretch_s = stretch_s
         self._save = save
         self._failed = failed
@@ -55,13 +52,8 @@ class CounterWatch:
         for gone in self._last.keys() - self._replicas.keys():
             del self._last[gone]
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await self._round()
-            await asyncio.sleep(self._every_s)
-
-    async def _round(self) -> None:
+    async def round(self) -> None:
+        """Reads every one of them once."""
         readings = await asyncio.gather(*map(self._read, list(self._replicas.values())))
         stretches = [
             read_on(self._last.get(reading.replica), reading, stretch_s=self._stretch_s)
@@ -82,13 +74,19 @@ class CounterWatch:
 
     async def _read(self, replica: Replica) -> Reading | None:
         """None where it doesn't answer: that is the probes' business."""
-        context = tls.client_context(replica.ca_file, key="upstreams.ca_file") if replica.is_secure else None
-        address = Address(replica.host, replica.port, replica.path_prefix, replica.authorization, context)
         try:
-            text = await probes.metrics_text(address, timeout_s=READ_LIMIT_S)
-        except UpstreamError:
+            text = await probes.metrics_text(await _address(replica), timeout_s=READ_LIMIT_S)
+        except (UpstreamError, ConfigError):  # a file of authorities may be gone by now
             return None
         found = totals(text, COUNTERS[replica.traits.name])
         if found is None:
             return None
         return Reading(replica.id, replica.generation, self._clock.wall_s(), *found)
+
+
+async def _address(replica: Replica) -> Address:
+    """Where it is. Raises ConfigError where its authorities can't be read, which takes milliseconds and another thread."""
+    context = None
+    if replica.is_secure:
+        context = await asyncio.to_thread(tls.client_context, replica.ca_file, key="upstreams.ca_file")
+    return Address(replica.host, replica.port, replica.path_prefix, replica.authorization, context)

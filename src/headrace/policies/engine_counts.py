@@ -4,8 +4,12 @@ An engine counts on and on, and its counters are read now and then, so a stretch
 in it and attempts that cross an end of it. The first count whole, the others somewhere from nothing to all of it:
 
     sure <= counted <= sure + crossing + what an engine goes on with after it was told to stop
+
+An attempt that is still in progress, or that a crash cut off, has no record, and an engine may count it as it goes. Where one
+may lie, there is no upper bound.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
@@ -92,9 +96,22 @@ def _begin(reading: Reading, *, incarnation: int) -> Stretch:
     )  # fmt: skip
 
 
+class Unrecorded(msgspec.Struct, frozen=True, gc=False):
+    """An attempt that has no record, or none yet; between which Unix times it surely lay.
+
+    Attributes:
+        replica: None where it may have been any of them.
+    """
+
+    replica: ReplicaId | None
+    generation: int
+    since_s: float
+    until_s: float = math.inf
+
+
 class _Sums:
     """What the attempts of one stretch say: `sure` and `most`, prompt and completion tokens; `is_open` if one's usage is
-    unknown, so that there is no upper bound."""
+    unknown, or one has no record, so that there is no upper bound."""
 
     __slots__ = ("is_open", "most_completion", "most_prompt", "sure_completion", "sure_prompt")
 
@@ -123,7 +140,7 @@ class EngineBook:
 
     def __init__(self, stretches: Iterable[Stretch]) -> None:
         self._lanes: dict[tuple[str, int], list[tuple[Stretch, _Sums]]] = {}
-        for stretch in sorted(stretches, key=lambda each: each.since_s):
+        for stretch in _apart(stretches):
             lane = self._lanes.setdefault((stretch.replica, stretch.generation), [])
             lane.append((stretch, _Sums()))
         self._starts = {key: [stretch.since_s for stretch, _ in lane] for key, lane in self._lanes.items()}
@@ -149,6 +166,20 @@ class EngineBook:
             sums.add(execution, is_whole=is_whole)
             at -= 1
 
+    def open(self, unrecorded: Unrecorded) -> None:
+        """An attempt that has no record."""
+        for (replica, generation), lane in self._lanes.items():
+            if unrecorded.replica is None or (replica, generation) == (
+                unrecorded.replica,
+                unrecorded.generation,
+            ):
+                for stretch, sums in lane:
+                    if (
+                        stretch.since_s <= unrecorded.until_s + EDGE_S
+                        and unrecorded.since_s - EDGE_S < stretch.until_s
+                    ):
+                        sums.is_open = True
+
     def differences(self) -> Iterator[Difference]:
         for lane in self._lanes.values():
             for stretch, sums in lane:
@@ -160,6 +191,23 @@ class EngineBook:
                     stretch, "prompt_tokens", stretch.prompt_after - stretch.prompt_before,
                     sums.sure_prompt, sums.most_prompt, is_open=sums.is_open,
                 )  # fmt: skip
+
+
+def _apart(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """By their beginnings, without those of one engine that overlap: a clock was set back in between, and nobody can tell in
+    which of them an attempt lay."""
+    apart: list[Stretch] = []
+    lanes: dict[tuple[str, int], list[Stretch]] = {}
+    for stretch in sorted(stretches, key=lambda each: each.since_s):
+        lanes.setdefault((stretch.replica, stretch.generation), []).append(stretch)
+    for lane in lanes.values():
+        reached_s = -math.inf
+        for place, stretch in enumerate(lane):
+            following_s = lane[place + 1].since_s if place + 1 < len(lane) else math.inf
+            if reached_s <= stretch.since_s and stretch.until_s <= following_s:
+                apart.append(stretch)
+            reached_s = max(reached_s, stretch.until_s)
+    return apart
 
 
 def _compare(

@@ -1,16 +1,20 @@
 """What do the books say, side by side? Records, attempts, engines' counters and what was set aside, in one pass over one snapshot."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.policies import reconciliation
-from headrace.policies.engine_counts import LONGEST_S, EngineBook
+from headrace.policies.engine_counts import LONGEST_S, EngineBook, Unrecorded
 from headrace.policies.prices import PriceBook
 from headrace.policies.reconciliation import CallerSaw, Cause, Difference
-from headrace.stores import engine_counts, prices, usage_report
+from headrace.stores import engine_counts, journal, prices, usage_report
 from headrace.stores.database import Database, Row, columns
+from headrace.stores.journal import Mark
+from headrace.stores.usage_report import Orphan
 
 _RECORD = UsageRecord.__struct_fields__
 _SERVED = ("replica", "generation", "served_started_s", "served_s", "served_ttft_s")
@@ -40,6 +44,7 @@ class Books:
         since_s: float | None = None,
         until_s: float | None = None,
         seen: Mapping[str, CallerSaw] | None = None,
+        journals: Callable[[], Iterable[Path]] = tuple,
     ) -> Iterator[Difference]:
         """Every difference of the requests that arrived in [since_s, until_s), Unix seconds, in the order of their ids; then
         those of engines, and of what was set aside or cut off. Engines' counters are compared from LONGEST_S later on: all
@@ -47,16 +52,22 @@ class Books:
 
         Args:
             seen: What callers saw, by request id.
+            journals: Those of the processes that serve, or did.
         """
         self.requests = self.attempts = self.stretches = 0
+        # In this order: whatever an engine had counted by then is of an attempt that is in a journal now, or was committed.
+        from_s = None if since_s is None else since_s + LONGEST_S
+        engines = EngineBook(engine_counts.between(self._database, since_s=from_s, until_s=until_s))
+        self.stretches = engines.stretches
+        for unrecorded in _in_journals(journals()):
+            engines.open(unrecorded)
         with self._database.snapshot():
             book = PriceBook(prices.versions(self._database))
-            from_s = None if since_s is None else since_s + LONGEST_S
-            engines = EngineBook(engine_counts.between(self._database, since_s=from_s, until_s=until_s))
-            self.stretches = engines.stretches
             yield from self._requests(book, engines, dict(seen or {}), since_s=since_s, until_s=until_s)
+            yield from self._orphans(engines, since_s=since_s, until_s=until_s)
             yield from engines.differences()
-            yield from self._aside(since_s=since_s, until_s=until_s)
+            for (request_id,) in self._database.rows("SELECT request_id FROM usage_rejected", ()):
+                yield Difference(Cause.REJECTED, request_id)
 
     def _requests(
         self,
@@ -112,12 +123,38 @@ class Books:
         for left in chain(() if waiting is None else (waiting,), others):
             yield None, [ExecutionRecord(*left)]
 
-    def _aside(self, *, since_s: float | None, until_s: float | None) -> Iterator[Difference]:
+    def _orphans(
+        self, engines: EngineBook, *, since_s: float | None, until_s: float | None
+    ) -> Iterator[Difference]:
         where, values = usage_report.ids_between(since_s=since_s, until_s=until_s)
-        for (request_id,) in self._database.rows(f"SELECT request_id FROM orphan {where}", values):
-            yield Difference(Cause.ORPHAN, request_id)
-        for (request_id,) in self._database.rows("SELECT request_id FROM usage_rejected", ()):
-            yield Difference(Cause.REJECTED, request_id)
+        for *facts, found_s in self._database.rows(
+            f"SELECT {columns(Orphan.__struct_fields__)} FROM orphan {where}", values
+        ):
+            mark = Mark(*facts)
+            engines.open(_unrecorded(mark, until_s=found_s))
+            yield Difference(Cause.ORPHAN, mark.request_id)
+
+
+def _in_journals(journals: Iterable[Path]) -> Iterator[Unrecorded]:
+    """Attempts in progress, and those whose records are on their way."""
+    for path in journals:
+        try:
+            found = journal.read(path)
+        except FileNotFoundError:
+            continue  # its process has ended, and the ledger has what was in it
+        for mark in found.marks:
+            yield _unrecorded(mark)
+        for _, executions in found.entries:
+            for execution in executions:
+                began_s = execution.started_s
+                yield Unrecorded(
+                    execution.replica, execution.generation, began_s, began_s + execution.duration_s
+                )
+
+
+def _unrecorded(mark: Mark, *, until_s: float = math.inf) -> Unrecorded:
+    """A mark names the last attempt alone; those before it may have been anywhere."""
+    return Unrecorded(mark.replica if mark.attempt == 1 else None, mark.generation, mark.started_s, until_s)
 
 
 def _alone(execution: ExecutionRecord) -> Difference:
