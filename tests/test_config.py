@@ -265,3 +265,10 @@ def test_a_secret_that_no_header_can_carry_is_refused_by_its_name(
     with pytest.raises(ConfigError, match="SOME_KEY must hold one word") as refused:
         config.resolve_secret("env:SOME_KEY", key="k")
     assert "ary" not in refused.value.message
+
+
+def test_a_store_of_limits_needs_the_number_of_hosts() -> None:
+    """A part of a limit can only be worked out by who knows how many there are."""
+    assert "`limits.store` needs `limits.hosts_max`" in refusal(limits={"store": "env:ANY"})
+    assert config.parse({"limits": {"store": "env:ANY", "hosts_max": 2}}, file="f").limits.hosts_max == 2
+    assert config.parse({"limits": {"hosts_max": 3}}, file="f").limits.hosts_max == 3

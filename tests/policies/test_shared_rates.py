@@ -68,6 +68,18 @@ def test_a_host_that_uses_a_rate_keeps_some_of_it_and_returns_what_it_does_not_u
     assert rate.is_idle
 
 
+@pytest.mark.parametrize(("left", "back"), [(49.0, 75), (50.0, None)])
+def test_of_what_is_scarce_other_hosts_get_at_once_what_was_not_used(left: float, back: int | None) -> None:
+    """A request for tokens takes the most that it may use and returns most of it: to the host alone, that would keep all of it there."""
+    rate = shared()
+    rate.ask(0, asked(90))
+    lend(rate, 90, left=left)
+    assert granted(rate) == {0: 90}
+    rate.returned(85)
+    wish = rate.wish(1.0)
+    assert (None if wish is None else wish.back) == back
+
+
 def test_too_little_is_a_denial_that_holds_for_a_moment() -> None:
     rate = shared()
     rate.ask(0, asked(10, least=4))
@@ -179,7 +191,8 @@ class Store:
         self.left = min(BURST, self.left + (now_s - self.filled_s) * RATE / 60)
         self.filled_s = now_s
         self.left = max(-BURST, min(BURST, self.left + wish.back))
-        amount = max(0, min(math.floor(self.left), wish.needed + wish.ahead))
+        spare = max(0, math.floor(self.left - wish.needed - BURST / 2))
+        amount = max(0, min(math.floor(self.left), wish.needed + min(wish.ahead, spare)))
         if amount < wish.least:
             amount = 0
         self.left -= amount
@@ -215,7 +228,7 @@ def test_all_hosts_together_never_get_more_than_the_limit_and_one_burst(
         if step == "return":
             back = min(amount, used[index])
             used[index] -= back
-            host.returned(back)
+            host.returned(back, is_silent=silent_since_s is not None)
         elif step == "window":
             host.close_window(is_silent=silent_since_s is not None)
         elif step == "outage" and silent_since_s is None:

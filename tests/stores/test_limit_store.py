@@ -57,14 +57,18 @@ async def lent(host: LimitStore, *wishes: Wish) -> list[Lent]:
 
 
 def test_two_hosts_take_from_one_bucket(valkey: ValkeyServer) -> None:
-    """All that is needed and some ahead, less where there is less, nothing where that is too little, and what returns is there again."""
+    """All that is needed, and ahead what is above half; less where there is less, nothing where that is too little; and what
+    returns is there again."""
     key, other = subject(), subject()
 
     async def play(one: LimitStore, two: LimitStore) -> None:
-        assert [each.amount for each in await lent(one, wish(key, 4, ahead=2), wish(other, 1))] == [6, 1]
-        assert (await lent(two, wish(key, 5, least=5)))[0].amount == 0
+        assert [each.amount for each in await lent(one, wish(key, 4, ahead=2), wish(other, 3, ahead=9))] == [
+            5,
+            5,
+        ]
+        assert (await lent(two, wish(key, 6, least=6)))[0].amount == 0
         [partly] = await lent(two, wish(key, 5, least=2))
-        assert (partly.amount, int(partly.left)) == (4, 0)
+        assert (partly.amount, int(partly.left)) == (5, 0)
         assert (await lent(one, wish(key, back=3)))[0].left == pytest.approx(3.0, abs=0.5)
         assert (await lent(two, wish(key, 9)))[0].amount == 3
 

@@ -84,7 +84,7 @@ class SharedRates:
     def returned(self, message: ReturnRate) -> None:
         rate = self._rates.get(message.key)
         if rate is not None:
-            rate.returned(message.count)
+            rate.returned(message.count, is_silent=self._silent_since_s is not None)
             self._busy[message.key] = rate
             self._settle(rate)
 

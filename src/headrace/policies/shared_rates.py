@@ -91,13 +91,16 @@ class SharedRate:
         """The worker is gone; what it had was perhaps used."""
         self._waiting.pop(worker, None)
 
-    def returned(self, count: int) -> None:
-        """What a worker did not use, or, negative, used without a lease or beyond what had been taken for it."""
+    def returned(self, count: int, *, is_silent: bool = False) -> None:
+        """What a worker did not use, or, negative, used without a lease or beyond what had been taken for it. Where there is little of it, it
+        goes on to the store at once: whoever returns much would otherwise lend it to itself again and again, and leave other hosts nothing."""
         self._used = max(0, self._used - count)
         self._held += count
         if self._held < 0:
             self._owed += self._held
             self._held = 0
+        elif not is_silent and 2 * self._left < self._burst:
+            self._return_spare()
 
     def settle(self, now_s: float, *, silent_since_s: float | None = None) -> GrantMessages:
         """Answers every worker that can be answered without the store, or all of them while it is silent."""
@@ -153,10 +156,8 @@ class SharedRate:
         """Called four times a second: what is more than is expected to be used soon goes back, unless it may be needed before the store
         speaks again."""
         self._used_before, self._used = self._used, 0
-        spare = self._held - self._target
-        if spare > 0 and not is_silent:
-            self._held -= spare
-            self._owed += spare
+        if not is_silent:
+            self._return_spare()
 
     def view(self, now_s: float) -> LimitView:
         """What no worker holds, as far as this host knows."""
@@ -172,6 +173,12 @@ class SharedRate:
     def _target(self) -> int:
         """What is expected to be of use soon: as much as one window took, twice over."""
         return min(self._ahead_max, 2 * max(self._used, self._used_before))
+
+    def _return_spare(self) -> None:
+        spare = self._held - self._target - sum(asked.count for asked in self._waiting.values())
+        if spare > 0:
+            self._held -= spare
+            self._owed += spare
 
     def _answer(self, asked: AskRate, now_s: float, silent_since_s: float | None) -> GrantRate | None:
         least = max(1, asked.least)

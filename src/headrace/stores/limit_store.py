@@ -24,6 +24,7 @@ _SCHEMES = {"valkey": "valkey", "redis": "valkey", "valkeys": "valkeys", "rediss
 
 # KEYS: since when there is anything, the hosts, and the bucket of each wish.
 # ARGV: this host or "", whether it has heard of us before, when a host is gone (ms), and six numbers for each wish.
+# Ahead is lent what is above half of the bucket: of what is scarce whoever waits must find some, on whichever host.
 # Times are milliseconds of the server's clock. A lost bucket is filled from the moment on at which the loss was noticed.
 SCRIPT = """
 local time = redis.call('TIME')
@@ -46,7 +47,8 @@ for index = 3, #KEYS do
   local filled = tonumber(bucket[2]) or tonumber(since)
   left = math.min(burst, left + math.max(0, now - filled) * per_ms)
   left = math.max(-burst, math.min(burst, left + back))
-  local count = math.max(0, math.min(math.floor(left), needed + ahead))
+  local spare = math.max(0, math.floor(left - needed - burst / 2))
+  local count = math.max(0, math.min(math.floor(left), needed + math.min(ahead, spare)))
   if count < least then count = 0 end
   left = left - count
   redis.call('HSET', KEYS[index], 'left', string.format('%.6f', left), 'at', string.format('%.3f', now))
