@@ -1,6 +1,5 @@
 """Settings that hold for every test."""
 
-import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -39,11 +38,18 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def new_postgres_url(postgres: PostgresServer) -> Callable[[], str]:
-    """Makes an empty database, and returns its URL."""
-    numbers = itertools.count()
-    return lambda: postgres.new_database(f"headrace_{next(numbers)}")
+@pytest.fixture
+def new_postgres_url(postgres: PostgresServer) -> Iterator[Callable[[], str]]:
+    """Returns the URL of an empty database, the test's own until its end."""
+    lent: list[str] = []
+
+    def lend() -> str:
+        lent.append(postgres.lend_database())
+        return lent[-1]
+
+    yield lend
+    for url in lent:
+        postgres.give_back(url)
 
 
 @pytest.fixture(scope="session")
