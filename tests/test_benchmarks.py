@@ -128,6 +128,7 @@ def test_the_embedded_benchmark_measures_both_ways_and_the_cold_start(tmp_path):
         assert set(stages) == {"launch", "load", "warm"}
 
 
+@pytest.mark.alone
 def test_load_of_strangers_is_seen_and_our_own_is_not():
     """The gate that keeps contended samples out counts the CPU of other processes, core by core."""
     core = min(os.sched_getaffinity(0))

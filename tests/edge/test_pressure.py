@@ -170,6 +170,7 @@ def stuttering(pid: int) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.alone
 def test_an_event_loop_that_is_late_again_and_again_refuses() -> None:
     """Lag is measured where it is felt, whatever causes it."""
     with running_edge(config="[pressure]\nlag_s_max = 0.2\nhold_s = 1.0\n") as edge:
@@ -182,6 +183,7 @@ def test_an_event_loop_that_is_late_again_and_again_refuses() -> None:
         assert edge.is_healthy()
 
 
+@pytest.mark.alone
 def test_one_long_pause_refuses_nobody() -> None:
     """It is over when it is seen."""
     with running_edge(config="[pressure]\nlag_s_max = 1.0\n") as edge:

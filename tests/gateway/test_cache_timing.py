@@ -11,7 +11,7 @@ from tests.support.cache_probe import Caller, Probed, is_told, mann_whitney_p, p
 from tests.support.provider import Provider, provider
 from tests.support.scripted import ScriptedEngine, scripted_engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 TOKENS = 2000
 # 25 ms for a prompt that nothing is known of.
