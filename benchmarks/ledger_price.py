@@ -47,9 +47,7 @@ def _measure(
             with machine.Window(pids, {}) as window:
                 found = wrk_answers(wrk, target, started.folder, arguments.seconds)
             per_s = found["answers"] / window.seconds
-            samples[name].append(
-                found | {"per_s": per_s, "cpu_us": window.cpu_s / found["answers"] * 1e6}
-            )
+            samples[name].append(found | {"per_s": per_s, "cpu_us": window.cpu_s / found["answers"] * 1e6})
     return samples
 
 
@@ -78,8 +76,7 @@ def main(argv: Sequence[str]) -> int:
         samples = _measure(stack.enter_context(rig.Rig()), wrk, arguments, (cores[0], cores[1]))
     # Each round's pair was measured within seconds, so a machine that gets slower doesn't count for one side.
     ratios = [
-        ours["per_s"] / bare["per_s"]
-        for ours, bare in zip(samples["with"], samples["without"], strict=True)
+        ours["per_s"] / bare["per_s"] for ours, bare in zip(samples["with"], samples["without"], strict=True)
     ]
     rows = [
         [
