@@ -160,8 +160,8 @@ def test_the_store_down_slow_stopped_and_emptied(own_valkey: ValkeyServer, tmp_p
     nobody waits for the store, all together never admit more than the limit and one burst, and it heals by itself."""
     own_valkey.kill()
     with hosts(own_valkey, tmp_path) as both:
+        wait_until(lambda: all(said(each, "limits.failing") for each in both), what="the store to be missed")
         for each in both:
-            wait_until(lambda each=each: said(each, "limits.failing"), what="the store to be missed")
             assert each.metric("headrace_limit_store_failing") == 1
         keys = [each.key("steady") for each in both]
         wait_until(lambda: both[0].chat(keys[0])[0] == 200, what="this host's part of the rate")
@@ -173,8 +173,8 @@ def test_the_store_down_slow_stopped_and_emptied(own_valkey: ValkeyServer, tmp_p
                 wait_until(lambda: load.admitted(*keys) >= enough, what=f"{count} more answers")
 
             def healed() -> None:
+                wait_until(lambda: all(map(is_sharing, both)), what="the store to be had again")
                 for each in both:
-                    wait_until(lambda each=each: is_sharing(each), what="the store to be had again")
                     assert said(each, "limits.failing") == said(each, "limits.recovered") >= 1
                     assert each.metric("headrace_limit_store_failing") == 0
 
@@ -185,20 +185,19 @@ def test_the_store_down_slow_stopped_and_emptied(own_valkey: ValkeyServer, tmp_p
             own_valkey.ask("CLIENT", "PAUSE", "2000", "ALL")
             wait_until(lambda: not any(map(is_sharing, both)), what="the store to be slow")
             admitted_more(20)
-            for each in both:
-                wait_until(lambda each=each: is_sharing(each), what="the store to be had again")
+            wait_until(lambda: all(map(is_sharing, both)), what="the store to be had again")
             outages = said(both[0], "limits.failing")
             own_valkey.signal(signal.SIGSTOP)
-            for each in both:
-                wait_until(lambda each=each: said(each, "limits.failing") > outages, what="the silence")
+            wait_until(
+                lambda: all(said(each, "limits.failing") > outages for each in both), what="the silence"
+            )
             admitted_more(40)
             own_valkey.signal(signal.SIGCONT)
             healed()
             own_valkey.kill()
             own_valkey.start()
             admitted_more(40)
-            for each in both:
-                wait_until(lambda each=each: is_sharing(each), what="the store to be had again")
+            wait_until(lambda: all(map(is_sharing, both)), what="the store to be had again")
         admitted, come = load.admitted(*keys), load.elapsed_s * RATE / 60
         print(f"{admitted} admitted, {admitted / come:.3f} of the limit over all outages")
         assert admitted <= BURST + 1.05 * come

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import SystemClock
@@ -146,12 +147,16 @@ def test_a_lost_worker_is_told_nothing() -> None:
     play(story)
 
 
+def has_told(host: Host, count: int) -> bool:
+    return len(host.told) == count
+
+
 def test_more_hosts_than_were_said_are_told_once() -> None:
     async def story(host: Host) -> None:
         host.store.hosts = 3
         for worker in range(3):
             host.rates.ask(worker, asked(1))
-            await until(lambda worker=worker: len(host.told) == worker + 1)
+            await until(partial(has_told, host, worker + 1))
         assert host.metrics.limit_hosts.labels().value == 3
 
     assert play(story).events() == ["limits.too_many_hosts"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,10 @@ def test_no_way_to_end_a_request_leaves_anything_of_it(
     assert {reason.value for reason in Reason} - reached - ELSEWHERE == set()
 
 
+def is_replaced(running: Provider, pid: int) -> bool:
+    return running.status()["workers"][0]["pid"] not in (pid, None)
+
+
 def test_a_process_that_is_killed_leaves_nothing_of_its_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,9 +274,7 @@ def test_a_process_that_is_killed_leaves_nothing_of_its_requests(
             for number in (signal.SIGABRT, signal.SIGKILL):
                 pid = running.status()["workers"][0]["pid"]
                 os.kill(pid, number)
-                wait_until(
-                    lambda pid=pid: running.status()["workers"][0]["pid"] not in (pid, None), what="another"
-                )
+                wait_until(partial(is_replaced, running, pid), what="another")
             seen = of_service(running)
             assert running.stop(signal.SIGKILL) == -signal.SIGKILL
             seen |= left_behind(running, temporary)

@@ -10,7 +10,7 @@ from headrace.control.authority import Authority
 from headrace.core.errors import HeadraceError
 from headrace.core.fleet import Deployment, EngineTraits, FleetSnapshot, Replica
 from headrace.core.ids import KeyId, ReplicaId, RequestId, TenantId
-from headrace.core.leases import Asking, Lending, Shadowed
+from headrace.core.leases import LeaseAsking, Lending, Shadowed
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import Principal, TenantLimits
@@ -207,7 +207,7 @@ class World:
         self.slots = {str(replica.id): replica.slots for replica in snapshot.deployments[MODEL].replicas}
         self.workers = [self.join(number) for number in range(workers)]
 
-    def received(self, number: int, message: Asking | Shadowed) -> None:
+    def received(self, number: int, message: LeaseAsking | Shadowed) -> None:
         if isinstance(message, Shadowed):
             judge(self.shadow, number, message)
         else:

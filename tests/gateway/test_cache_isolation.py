@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,12 @@ def test_each_kind_of_engine_gets_a_salt_where_it_takes_one(
         assert last == [False, False, None], "it keeps no prefixes of what it embeds"
 
 
+def executions_from(engine: ScriptedEngine, index: int, *, count: int) -> list[dict[str, Any]]:
+    """Those that the engine has logged from that one on; none before there are so many."""
+    found = engine.executions()[index:]
+    return found if len(found) >= count else []
+
+
 def test_what_a_caller_says_of_caches_slots_and_sessions_reaches_no_engine(
     kinds: Kinds, keys: dict[str, str]
 ) -> None:
@@ -139,11 +146,7 @@ def test_what_a_caller_says_of_caches_slots_and_sessions_reaches_no_engine(
                     "headrace.d"
                 ):
                     assert "error" not in str(text)
-        traces = wait_until(
-            lambda engine=engine, before=before: (
-                found if len(found := engine.executions()[before:]) >= 5 else None
-            )
-        )
+        traces = wait_until(partial(executions_from, engine, before, count=5), what="all executions")
         assert MINE not in json.dumps(traces)
         assert "7777777" not in json.dumps(traces)
         assert not any(each.get("cache_prompt") for each in traces)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 TOKENS = 2000
 # 25 ms for a prompt that nothing is known of.
-ENGINE = {"owned_by": "vllm", "prefix_cache": 1_000_000, "prefill_tokens_per_s": 80_000, "log": True}
+ENGINE: dict[str, Any] = {
+    "owned_by": "vllm",
+    "prefix_cache": 1_000_000,
+    "prefill_tokens_per_s": 80_000,
+    "log": True,
+}
 UNLIMITED = "[tenant_defaults]\nrequests_per_minute = 0\nconcurrency_max = 0\n"
 PAIRS = [pytest.param(24), pytest.param(200, marks=pytest.mark.long)]
 

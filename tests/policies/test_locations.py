@@ -12,7 +12,7 @@ from headrace.core.fleet import FleetSnapshot
 from headrace.core.outcome import AttemptOutcome
 from headrace.policies import locations
 from headrace.policies.dispatch import Dispatcher
-from headrace.policies.tickets import Start
+from headrace.policies.tickets import Start, Ticket
 from tests.policies.dispatch_rig import RULES, bounds, fleet, replica, ticket
 
 PLACES = ("eu", "us", "")
@@ -71,7 +71,7 @@ EVENTS = st.lists(
 def test_nothing_ever_runs_outside_its_places(events: list[tuple[str, list[str], int]]) -> None:
     """Also not by a retry, out of the queue, or after the fleet has changed."""
     one = dispatcher(*PLACES)
-    tickets = []
+    tickets: list[Ticket] = []
     for now, (what, places, number) in enumerate(events):
         running = [each for each in tickets if each.load is not None]
         if what == "publish":

@@ -138,15 +138,20 @@ def test_what_is_held_is_used_in_a_silence_and_not_returned() -> None:
     assert granted(rate, 5.0, silent_since_s=5.0) == {1: 4}
 
 
+def wished(rate: SharedRate) -> Wish:
+    """Where there is something to ask for."""
+    wish = rate.wish(1.0)
+    assert wish is not None
+    return wish
+
+
 def test_what_was_admitted_in_a_silence_is_taken_from_the_bucket_as_far_as_that_has_filled() -> None:
     rate = shared()
     for second in range(1, 10):
         rate.ask(0, asked(30))
         assert granted(rate, float(second), silent_since_s=0.0) == {0: 30}
     rate.spoke()
-    wish = rate.wish(1.0)
-    assert wish is not None
-    assert wish.back == -BURST // 2
+    assert wished(rate).back == -BURST // 2
 
 
 def test_debts_are_told_until_they_are_heard_and_gifts_once() -> None:
@@ -154,11 +159,10 @@ def test_debts_are_told_until_they_are_heard_and_gifts_once() -> None:
     rate = shared()
     rate.returned(-5)
     for _ in range(2):
-        wish = rate.wish(1.0)
-        assert wish is not None
+        wish = wished(rate)
         assert wish.back == -5
         rate.failed(wish)
-    rate.lent(rate.wish(1.0) or wish, Lent(0, 0.0), 0.0)
+    rate.lent(wished(rate), Lent(0, 0.0), 0.0)
     rate.returned(3)
     for _ in range(3):
         rate.close_window(is_silent=False)

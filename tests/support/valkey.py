@@ -54,10 +54,10 @@ class ValkeyServer:
     def ask(self, *words: str) -> bytes:
         """One command on a connection of its own; the first piece of the raw answer."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10.0) as connection:
-            for line in (("AUTH", PASSWORD), words):
-                connection.sendall(_command(*line))
-                answer = connection.recv(1 << 16)
-            return answer
+            connection.sendall(_command("AUTH", PASSWORD))
+            connection.recv(1 << 16)
+            connection.sendall(_command(*words))
+            return connection.recv(1 << 16)
 
     def signal(self, number: signal.Signals) -> None:
         """SIGSTOP, SIGCONT."""
