@@ -147,3 +147,12 @@ def test_an_integer_beyond_64_bits_is_found_wherever_it_stands(number: int, wher
 )
 def test_what_only_looks_like_an_integer_beyond_64_bits_passes(harmless: str) -> None:
     assert openai.parse_body(Endpoint.CHAT_COMPLETIONS, chat_with(harmless.encode())).model == "m"
+
+
+@pytest.mark.parametrize("mixed", [[1, "a"], ["a", 1], [3, 1, -5, "a"]])
+def test_texts_and_token_ids_in_one_list_are_the_callers_mistake(mixed: list[object]) -> None:
+    """T37: a list that began with a token id, and held a text, was a fault of ours."""
+    for endpoint, field in ((Endpoint.COMPLETIONS, "prompt"), (Endpoint.EMBEDDINGS, "input")):
+        with pytest.raises(InvalidRequest) as refused:
+            openai.parse_body(endpoint, json.dumps({"model": "m", field: mixed}).encode())
+        assert refused.value.param == field

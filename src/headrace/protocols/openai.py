@@ -199,11 +199,6 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     if output_tokens_max is None:
         fields.pop("max_tokens", None)  # null says nothing, and would hide a bound that we write
     choices, token_id_max, token_param, is_token_prompt = 1, -1, "", False
-    if not (isinstance(checked, ChatFields) and _COUNTING_FIELDS.isdisjoint(fields)):
-        choices = max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1)
-        token_id_max, token_param = _largest_token_id(checked)
-        if checked.n_predict is not None:
-            output_tokens_max = max(output_tokens_max or 0, checked.n_predict)
     if isinstance(checked, ChatFields):
         prompts = 1
         prompt_bytes = _message_bytes(checked.messages)
@@ -213,6 +208,11 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     else:
         prompt_bytes, prompts = _prompt_size(checked.prompt)
         is_token_prompt = not isinstance(checked.prompt, str) and isinstance(checked.prompt[0], int)
+    if not (isinstance(checked, ChatFields) and _COUNTING_FIELDS.isdisjoint(fields)):
+        choices = max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1)
+        token_id_max, token_param = _largest_token_id(checked)
+        if checked.n_predict is not None:
+            output_tokens_max = max(output_tokens_max or 0, checked.n_predict)
     options = checked.stream_options
     if options is not None and len(encode(wire_fields["stream_options"])) > STREAM_OPTIONS_BYTES_MAX:
         raise InvalidRequest(
