@@ -81,6 +81,24 @@ def test_an_erased_tenant_leaves_the_books_and_no_name(service: Provider) -> Non
     assert hits(left, {user: user.encode() for user in (ANNA, BERT)}) == []
 
 
+def test_an_answer_is_kept_no_longer_than_was_agreed(service: Provider) -> None:
+    """Retention 0: the same work is refused once it is done, and never done twice; another tenant's answer is kept."""
+    service.cli("tenants", "create", "acme", "--retention", "0")
+    key, other = service.key("acme"), service.key("other")
+    assert not replays(service, key)
+    status, _, body = service.chat(key, headers={"idempotency-key": "once"})
+    assert (status, "kept no longer" in json.loads(body)["error"]["message"]) == (400, True)
+    assert [replays(service, other) for _ in range(2)] == [False, True]
+    service.cli("tenants", "set", "acme", "--retention", "1")
+    wait_until(lambda: service.chat(key, headers={"idempotency-key": "probe"})[0] == 200, what="the change")
+
+    def asked_again() -> int:
+        return service.chat(key, headers={"idempotency-key": "again"})[0]
+
+    assert asked_again() == 200
+    wait_until(lambda: asked_again() == 400, what="its time to be over")
+
+
 def test_nothing_is_erased_of_whom_nobody_knows(service: Provider) -> None:
     refused = service.cli("tenants", "erase", "nobody", check=False)
     assert (refused.returncode, "no tenant `nobody`" in refused.stderr) == (2, True)

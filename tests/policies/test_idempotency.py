@@ -47,6 +47,45 @@ def test_of_a_tenant_that_is_gone_nothing_is_known_and_nothing_will_be_kept() ->
     assert kept.begin(BETA, b"done", digest=b"1", now_s=1.0) == b"one"
 
 
+def test_an_answer_is_kept_no_longer_than_was_agreed_and_its_work_is_not_done_twice() -> None:
+    """Also if it comes when its time is over, and though nobody asks."""
+    kept = table()
+    for key, retention_s in ((b"none", 0.0), (b"some", 10.0), (b"late", 10.0)):
+        assert kept.begin(ACME, key, digest=b"1", now_s=0.0, retention_s=retention_s) is Known.NEW
+    assert kept.begin(ACME, b"none", digest=b"1", now_s=1.0) is Known.RUNNING
+    kept.keep(ACME, b"none", b"one")
+    kept.keep(ACME, b"some", b"one")
+    assert kept.begin(ACME, b"none", digest=b"1", now_s=1.0) is Known.PAST
+    assert kept.begin(ACME, b"some", digest=b"1", now_s=9.0) == b"one"
+    kept.forget_ended(now_s=10.0)
+    assert kept.size == (3, 0)
+    kept.keep(ACME, b"late", b"two")
+    for key in (b"some", b"late"):
+        assert kept.begin(ACME, key, digest=b"1", now_s=11.0) is Known.PAST
+    assert kept.begin(ACME, b"some", digest=b"2", now_s=11.0) is Known.OTHER
+    assert kept.begin(ACME, b"some", digest=b"2", now_s=TTL_S) is Known.NEW
+
+
+def test_nobody_keeps_an_answer_for_longer_than_its_key() -> None:
+    kept = table()
+    kept.begin(ACME, b"k", digest=b"1", now_s=0.0, retention_s=2 * TTL_S)
+    kept.keep(ACME, b"k", b"one")
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=TTL_S - 1) == b"one"
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=TTL_S) is Known.NEW
+
+
+def test_who_drops_or_is_forgotten_has_no_retention_left() -> None:
+    kept = table()
+    kept.begin(ACME, b"k", digest=b"1", now_s=0.0, retention_s=10.0)
+    kept.begin(ACME, b"l", digest=b"1", now_s=0.0, retention_s=10.0)
+    kept.drop(ACME, b"k")
+    kept.forget(ACME)
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=1.0) is Known.NEW
+    kept.keep(ACME, b"k", b"one")
+    kept.forget_ended(now_s=50.0)
+    assert kept.begin(ACME, b"k", digest=b"1", now_s=50.0) == b"one"
+
+
 def test_who_was_not_answered_starts_anew() -> None:
     kept = table()
     kept.begin(ACME, b"k", digest=b"1", now_s=0.0)

@@ -39,9 +39,11 @@ class SharedAnswers:
         self._claims: dict[Name, int] = {}
         self._is_silent = False
 
-    async def begin(self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float) -> Known | KeptAnswer:
+    async def begin(
+        self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float, retention_s: float | None = None
+    ) -> Known | KeptAnswer:
         """As IdempotencyTable.begin. Raises Saturated when nobody says whether the work was done."""
-        known = None if self._is_silent else await self._ask(tenant, key, digest)
+        known = None if self._is_silent else await self._ask(tenant, key, digest, retention_s)
         if known is None:
             raise Saturated(
                 "whether this work was done before can't be found out at the moment",
@@ -51,7 +53,9 @@ class SharedAnswers:
             )
         return known
 
-    async def _ask(self, tenant: TenantId, key: bytes, digest: bytes) -> Known | KeptAnswer | None:
+    async def _ask(
+        self, tenant: TenantId, key: bytes, digest: bytes, retention_s: float | None
+    ) -> Known | KeptAnswer | None:
         """None without an answer in time."""
         loop = asyncio.get_running_loop()
         self._number += 1
@@ -60,7 +64,7 @@ class SharedAnswers:
         self._questions[number] = question
         # Two turns later: if this process was late itself, an answer is in the socket now, and is read first.
         timer = loop.call_later(ANSWER_LIMIT_S, loop.call_soon, loop.call_soon, self._time_out, question)
-        self._link.send(wire.Begin(number, tenant, key, digest))
+        self._link.send(wire.Begin(number, tenant, key, digest, retention_s))
         known: Known | KeptAnswer | None = None
         try:
             known = await question
@@ -88,6 +92,9 @@ class SharedAnswers:
     def forget(self, tenant: TenantId) -> None:
         self._link.send(wire.Forget(tenant))
 
+    def tick(self, *, now_s: float) -> None:
+        """Nothing is kept here."""
+
     def received(self, message: wire.Begun) -> None:
         """The service has answered a question."""
         self._is_silent = False
@@ -113,12 +120,22 @@ class AnswerDesk:
         """A worker has heard that the tenant is gone."""
         self._table.forget(tenant)
 
+    def tick(self) -> None:
+        """Called a few times a second."""
+        self._table.forget_ended(now_s=self._clock.now_s())
+
     def received(self, worker: WorkerId, message: wire.Begin | wire.Keep | wire.Drop) -> wire.Begun | None:
         """What to answer, if anything."""
         tenant, key = name = message.tenant, message.key
         claims = self._claims.setdefault(worker, {})
         if isinstance(message, wire.Begin):
-            known = self._table.begin(tenant, key, digest=message.digest, now_s=self._clock.now_s())
+            known = self._table.begin(
+                tenant,
+                key,
+                digest=message.digest,
+                now_s=self._clock.now_s(),
+                retention_s=message.retention_s,
+            )
             if known is Known.NEW:
                 claims[name] = message.number
             if isinstance(known, Known):

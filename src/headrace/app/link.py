@@ -95,12 +95,14 @@ class Replacement(msgspec.Struct, frozen=True, array_like=True, tag=31):
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=27):
-    """Up: may work with this Idempotency-Key be begun? The digest says what work it is."""
+    """Up: may work with this Idempotency-Key be begun? The digest says what work it is, `retention_s` for how long its answer
+    may be kept."""
 
     number: int
     tenant: TenantId
     key: bytes
     digest: bytes
+    retention_s: float | None = None
 
 
 class Keep(msgspec.Struct, frozen=True, array_like=True, tag=28):

@@ -419,6 +419,7 @@ class Workers:
             now_s = self.ticked_s = self._clock.now_s()
             self._log.tick()
             self._tell_behind()
+            self._answers.tick()
             # Who was away himself has not listened, and can't say that somebody was silent.
             was_away = now_s - before_s > 4 * TICK_S
             for seat in self._seats:

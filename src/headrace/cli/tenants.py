@@ -196,6 +196,12 @@ OPTIONS = (
         is_list=True,
     ),
     Option(
+        "--retention",
+        "retention_s",
+        "SECONDS",
+        "keep answers under an Idempotency-Key for no longer; 0 keeps none (default: idempotency.keep_s)",
+    ),
+    Option(
         "--location",
         "locations",
         "NAME",

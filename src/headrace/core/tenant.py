@@ -124,6 +124,7 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         cache_boundary: Whose prompts may meet within the tenant.
         quotas: How many requests and tokens it may use in a day, a month, or at all, as `tokens/day=2000000`.
         budgets: How much it may spend, as `50.00/month`, in the price book's currency.
+        retention_s: Answers under an Idempotency-Key are kept for no longer than this; None where the service's time applies.
         locations: Its requests run in one of these and nowhere else; none for anywhere.
     """
 
@@ -140,6 +141,7 @@ class TenantTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     cache_boundary: CacheBoundary = CacheBoundary.TENANT
     quotas: tuple[str, ...] = ()
     budgets: tuple[str, ...] = ()
+    retention_s: Annotated[int, msgspec.Meta(ge=0)] | None = None
     locations: tuple[_Name, ...] = ()
 
     def __post_init__(self) -> None:

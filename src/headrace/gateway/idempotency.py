@@ -45,7 +45,7 @@ class AnswerTable(Protocol):
     answer_bytes_max: int
 
     async def begin(
-        self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float
+        self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float, retention_s: float | None
     ) -> Known | KeptAnswer: ...
 
     def keep(self, tenant: TenantId, key: bytes, answer: KeptAnswer | None) -> None: ...
@@ -54,6 +54,10 @@ class AnswerTable(Protocol):
 
     def forget(self, tenant: TenantId) -> None:
         """The tenant is gone."""
+        ...
+
+    def tick(self, *, now_s: float) -> None:
+        """Called on a timer."""
         ...
 
 
@@ -67,8 +71,13 @@ class OwnAnswers:
         self.drop = table.drop
         self.forget = table.forget
 
-    async def begin(self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float) -> Known | KeptAnswer:
-        return self._table.begin(tenant, key, digest=digest, now_s=now_s)
+    async def begin(
+        self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float, retention_s: float | None
+    ) -> Known | KeptAnswer:
+        return self._table.begin(tenant, key, digest=digest, now_s=now_s, retention_s=retention_s)
+
+    def tick(self, *, now_s: float) -> None:
+        self._table.forget_ended(now_s=now_s)
 
 
 class Idempotency:
@@ -78,6 +87,10 @@ class Idempotency:
         self._table = table
         self._replays = metrics.idempotent_replays.labels()
         self._clock = clock
+
+    def tick(self) -> None:
+        """Called a few times a second: what may be kept no longer goes."""
+        self._table.tick(now_s=self._clock.now_s())
 
     def forget(self, tenant: TenantId) -> None:
         """Nothing is kept any more for a tenant that is gone, and what it has in progress won't be."""
@@ -100,7 +113,13 @@ class Idempotency:
             (request.endpoint, request.model, request.wire_fields, request.is_streaming)
         )
         digest = hashlib.sha256(asked + request.canonical).digest()
-        known = await self._table.begin(tenant, key, digest=digest, now_s=self._clock.now_s())
+        known = await self._table.begin(
+            tenant,
+            key,
+            digest=digest,
+            now_s=self._clock.now_s(),
+            retention_s=request.principal.terms.retention_s,
+        )
         match known:
             case Known.NEW:
                 return RecordedCall(call, self._table, tenant, key)
@@ -114,6 +133,11 @@ class Idempotency:
                 raise InvalidRequest(
                     f"the request with this {PARAM} was answered, and its answer of more than "
                     f"{self._table.answer_bytes_max} bytes was not kept",
+                    param=PARAM,
+                )
+            case Known.PAST:
+                raise InvalidRequest(
+                    f"the request with this {PARAM} was answered, and its answer is kept no longer, as was agreed with its tenant",
                     param=PARAM,
                 )
             case KeptAnswer():

@@ -434,6 +434,7 @@ class Gateway:
                 delivery.beat(now_s)
             self.upstream.tick(now_s)
             self.dispatch.wake()
+            self.idempotency.tick()
             self._log.tick()
             if now_s >= check_due_s:
                 check_due_s = now_s + 1.0
