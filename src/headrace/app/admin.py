@@ -1,6 +1,7 @@
 """What does the admin port of a service offer, and to whom? Every table of routes, and everybody who has a token."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from headrace.app import contracts, tenant_use
 from headrace.app.contracts import AskDeployments
@@ -8,6 +9,7 @@ from headrace.app.tenant_use import AskUse
 from headrace.config import Config
 from headrace.control.admin_routes import AdminRoute, Caller
 from headrace.control.identity_api import IdentityApi
+from headrace.control.money_api import MoneyApi
 from headrace.core.clock import Clock
 from headrace.stores.prices import PriceStore
 from headrace.stores.tenants import TenantStore
@@ -17,6 +19,7 @@ def routes(
     store: TenantStore,
     prices: PriceStore,
     config: Config,
+    data: Path,
     *,
     ask_use: AskUse,
     ask_deployments: AskDeployments,
@@ -25,6 +28,7 @@ def routes(
     """All but those that every admin port has. `ask_use` and `ask_deployments` wait for the service's loop."""
     return (
         *IdentityApi(store, clock=clock).routes(),
+        *MoneyApi(data, clock=clock).routes(),
         tenant_use.route(store, config.tenant_defaults, ask=ask_use, clock=clock),
         contracts.route(store, prices, config, ask=ask_deployments, clock=clock),
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from headrace.app.gateway_parts import service_terms
 from headrace.config import Config
-from headrace.control.admin_routes import AdminRoute, Asked, Reply, reply
+from headrace.control.admin_routes import AdminRoute, Asked, Reply, Turn, reply
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, InvalidRequest, ModelNotFound, NotFound
 from headrace.core.fleet import Deployment
@@ -36,7 +36,7 @@ def route(
         return reply(contract(deployment, service_terms(config), caller=caller, price=price))
 
     return AdminRoute(
-        "GET", "/admin/v1/contract", Role.VIEWER, answer, query=("model", "tenant"), asks_gateway=True
+        "GET", "/admin/v1/contract", Role.VIEWER, answer, query=("model", "tenant"), turn=Turn.GATEWAY
     )
 
 

@@ -334,6 +334,7 @@ class Service:
                 self._identity,
                 self._prices,
                 self._config,
+                self._data,
                 ask_use=lambda limits: self._on_loop(self._use(limits)),
                 ask_deployments=lambda: self._on_loop(self._deployments()),
                 clock=self._clock,

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from headrace.config import TenantDefaults
-from headrace.control.admin_routes import AdminRoute, Asked, Reply, reply
+from headrace.control.admin_reading import existing
+from headrace.control.admin_routes import AdminRoute, Asked, Reply, Turn, reply
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigError, NotFound
 from headrace.core.ids import KeyId
 from headrace.core.roles import Role
 from headrace.core.tenant import Principal, TenantLimits
@@ -91,12 +91,7 @@ def route(store: TenantStore, defaults: TenantDefaults, *, ask: AskUse, clock: C
     """Where an operator asks. `ask` waits for the service's loop."""
 
     def answer(asked: Asked) -> Reply:
-        try:
-            record = store.tenant(asked.named["tenant"])
-        except ConfigError as absent:
-            if absent.__cause__ is not None:
-                raise  # the database can't be had, so nobody knows what there is
-            raise NotFound(absent.message) from None
+        record = existing(store.tenant, asked.named["tenant"])
         limits = LimitsInForce(
             record,
             store.keys(record.name),
@@ -106,4 +101,4 @@ def route(store: TenantStore, defaults: TenantDefaults, *, ask: AskUse, clock: C
         )
         return reply(ask(limits))
 
-    return AdminRoute("GET", "/admin/v1/tenants/{tenant}/use", Role.VIEWER, answer, asks_gateway=True)
+    return AdminRoute("GET", "/admin/v1/tenants/{tenant}/use", Role.VIEWER, answer, turn=Turn.GATEWAY)

@@ -11,7 +11,7 @@ from headrace import config
 from headrace.cli import common, durations, identity
 from headrace.core.errors import ConfigError
 from headrace.core.prices import EVERY_MODEL, EVERY_TENANT, MEASURES, Item, Price
-from headrace.stores import price_file, prices
+from headrace.stores import price_file, prices, views
 from headrace.stores.prices import Draft, PriceStore
 
 _FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -158,16 +158,14 @@ def _enter(arguments: argparse.Namespace, drafts: Sequence[Draft]) -> None:
 
 def _list(arguments: argparse.Namespace) -> None:
     with _store(arguments, must_exist=True) as store:
-        found = store.versions()
-    if not arguments.all:
-        found = prices.in_force(found, wall_s=identity.CLOCK.wall_s())
-    if arguments.tenant is not None:
-        found = [price for price in found if price.tenant in (arguments.tenant, EVERY_TENANT)]
-    if arguments.model is not None:
-        found = [price for price in found if price.model in (arguments.model, EVERY_MODEL)]
-    found.sort(key=lambda price: (price.tenant, price.model, price.valid_from_s))
+        found = prices.listed(
+            store.versions(),
+            wall_s=None if arguments.all else identity.CLOCK.wall_s(),
+            tenant=arguments.tenant,
+            model=arguments.model,
+        )
     if arguments.json:
-        common.print_json([_facts(price) for price in found])
+        common.print_json([views.price(price) for price in found])
         return
     used = [item for item in Item if any(price.stated and item in price.stated for price in found)]
     headings = (
@@ -198,7 +196,7 @@ def _show(arguments: argparse.Namespace) -> None:
     if price is None:
         raise ConfigError(f"no price version `{arguments.version}`; see `headrace prices list --all`")
     if arguments.json:
-        common.print_json(_facts(price))
+        common.print_json(views.price(price))
         return
     print(f"{price.version}: {_holder(price)}, in {price.currency}, from {durations.utc(price.valid_from_s)}")
     rows = [(MEASURES[item].label, text) for item, text in (price.stated or {}).items()]
@@ -217,15 +215,3 @@ def _holder(price: Price) -> str:
     whom = f"tenant `{price.tenant}`" if price.tenant != EVERY_TENANT else "every tenant"
     what = f"model `{price.model}`" if price.model != EVERY_MODEL else "every model"
     return f"{what} for {whom}"
-
-
-def _facts(price: Price) -> dict[str, object]:
-    return {
-        "version": price.version,
-        "tenant": price.tenant or None,
-        "model": price.model,
-        "currency": price.currency,
-        "valid_from": durations.utc(price.valid_from_s),
-        "withdrawn": price.stated is None,
-        "prices": price.stated,
-    }

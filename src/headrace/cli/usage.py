@@ -1,7 +1,6 @@
 """`headrace usage`: what the ledger says, summed or request by request."""
 
 import argparse
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,16 +9,13 @@ import msgspec
 from headrace import config
 from headrace.cli import common, durations
 from headrace.core.clock import SystemClock
-from headrace.core.errors import ConfigError
 from headrace.core.money import format_amount
 from headrace.core.usage import UsageRecord, UsageSource
+from headrace.stores import views
 from headrace.stores.opening import open_database
 from headrace.stores.usage_report import NO_CURRENCY, Group, Orphan, UsageReport, UsageSum
 
 _CLOCK = SystemClock()
-# What was refused has no record.
-_OUTCOMES = ("delivered", "failed", "broken", "cancelled")
-_TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 def add(commands: Any) -> None:
@@ -62,7 +58,8 @@ def _usage(arguments: argparse.Namespace) -> None:
     since_s = None if arguments.since is None else durations.unix_s(arguments.since, now_s=_CLOCK.wall_s())
     report = UsageReport(open_database(config.data_directory(arguments.data), must_exist=True))
     try:
-        _require_tenant(report, arguments.tenant)
+        if arguments.tenant is not None:
+            report.require_tenant(arguments.tenant)
         if arguments.requests:
             currencies = report.currencies()
             records = report.requests(tenant=arguments.tenant, since_s=since_s, limit=arguments.limit)
@@ -82,34 +79,25 @@ def _usage(arguments: argparse.Namespace) -> None:
     finally:
         report.close()
     if arguments.json:
-        common.print_json([_sum_json(groups, row) for row in sums])
+        common.print_json([views.usage_sum(groups, row) for row in sums])
     else:
         _print_sums(groups, sums)
-
-
-def _require_tenant(report: UsageReport, name: str | None) -> None:
-    """A mistyped tenant must not look like one that used nothing."""
-    if name is None or name in (known := report.tenants()):
-        return
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else "see `headrace tenants list`"
-    raise ConfigError(f"no tenant `{name}`; {hint}")
 
 
 def _print_sums(groups: Sequence[Group], sums: Sequence[UsageSum]) -> None:
     headings = (
         *(group.value for group in groups),
         "requests",
-        *_OUTCOMES,
+        *views.OUTCOMES,
         *("prompt", "cached", "completion", "estimated", "unknown", "charge"),
     )
     rows = [
         (
             *row.group,
             row.requests,
-            *(getattr(row, outcome) for outcome in _OUTCOMES),
-            *(getattr(row, tokens) for tokens in _TOKENS),
-            None if (share := _estimated_share(row)) is None else f"{share:.1%}",
+            *(getattr(row, outcome) for outcome in views.OUTCOMES),
+            *(getattr(row, tokens) for tokens in views.TOKENS),
+            None if (share := row.estimated_share) is None else f"{share:.1%}",
             row.unknown,
             _charges_text(row.charges),
         )
@@ -132,7 +120,7 @@ def _print_requests(currencies: Mapping[str, str], records: Sequence[UsageRecord
                 "yes" if record.is_streaming else "no",
                 record.outcome,
                 record.reason,
-                *(getattr(record, tokens) if is_known else "unknown" for tokens in _TOKENS),
+                *(getattr(record, tokens) if is_known else "unknown" for tokens in views.TOKENS),
                 record.usage_source,
                 record.ttft_s,
                 record.total_s,
@@ -170,21 +158,6 @@ def _print_orphans(orphans: Sequence[Orphan], *, as_json: bool) -> None:
     )
 
 
-def _estimated_share(row: UsageSum) -> float | None:
-    """The part of the prompt and completion tokens that we estimated; None without tokens to take a part of."""
-    tokens = (row.prompt_tokens or 0) + (row.completion_tokens or 0)
-    return row.estimated_tokens / tokens if tokens else None
-
-
-def _sum_json(groups: Sequence[Group], row: UsageSum) -> dict[str, object]:
-    named = dict(zip((group.value for group in groups), row.group, strict=True))
-    facts = {
-        name: getattr(row, name) for name in ("requests", *_OUTCOMES, *_TOKENS, "estimated_tokens", "unknown")
-    }
-    charges = {currency: format_amount(pico) for currency, pico in row.charges.items()}
-    return {**named, **facts, "estimated_share": _estimated_share(row), "charges": charges}
-
-
 def _charges_text(charges: dict[str, int]) -> str | None:
     return " + ".join(f"{format_amount(pico)} {currency}" for currency, pico in charges.items()) or None
 
@@ -205,5 +178,5 @@ def _record_json(record: msgspec.Struct) -> dict[str, Any]:
     facts = msgspec.structs.asdict(record)
     facts["started"] = durations.utc(facts.pop("started_s"))
     if facts["usage_source"] == UsageSource.UNKNOWN.value:
-        facts.update(dict.fromkeys(_TOKENS))
+        facts.update(dict.fromkeys(views.TOKENS))
     return facts

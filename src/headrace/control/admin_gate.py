@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.control.admin_routes import AdminRoute, Asked, Caller, reply
+from headrace.control.admin_routes import AdminRoute, Asked, Caller, Turn, reply
 from headrace.core.errors import (
     BodyTooSlow,
     ConfigError,
@@ -97,8 +97,8 @@ def application(routes: Sequence[AdminRoute], *, heartbeat: Callable[[], float])
     """
     # What asks the gateway's loop waits for it, on a thread: `/livez` must be answered meanwhile. One at a time, since
     # scrapes must not overlap, and a stuck gateway must not tie up a thread for each who asks. The same holds for the
-    # database, but for each of the two on its own.
-    turns = {True: asyncio.Lock(), False: asyncio.Lock()}
+    # database and the ledger, but for each of them on its own.
+    turns = {turn: asyncio.Lock() for turn in Turn}
 
     async def livez(request: Request) -> Response:
         is_alive = heartbeat() < LOOP_SILENCE_MAX_S
@@ -119,7 +119,7 @@ def application(routes: Sequence[AdminRoute], *, heartbeat: Callable[[], float])
         routes=[
             Route("/livez", livez),
             *(
-                Route(route.path, _endpoint(route, turns[route.asks_gateway]), methods=[route.method])
+                Route(route.path, _endpoint(route, turns[route.turn]), methods=[route.method])
                 for route in routes
             ),
         ],
@@ -137,6 +137,12 @@ def _endpoint(route: AdminRoute, turn: asyncio.Lock) -> Endpoint:
         if caller.role < route.role:
             raise Forbidden(f"This needs the role `{route.role.word}`; this token's is `{caller.role.word}`.")
         asked = Asked(caller, request.path_params, _query(request, route), await _fields(request, route))
+        for name in asked.fields:
+            if caller.role < (role := route.guarded.get(name, route.role)):
+                raise Forbidden(
+                    f"`{name}` needs the role `{role.word}`; this token's is `{caller.role.word}`.",
+                    param=name,
+                )
         async with turn:
             try:
                 found = await asyncio.to_thread(route.answer, asked)

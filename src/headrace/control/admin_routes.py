@@ -5,6 +5,7 @@ A path that stands in no table doesn't exist, and a row can't be written without
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -49,6 +50,19 @@ class Reply:
     content_type: str = "application/json"
 
 
+class Turn(Enum):
+    """What an answer waits for; for each of them one request at a time does, so that no other's can be kept waiting.
+
+    IDENTITY: the store of tenants and keys.
+    GATEWAY: the gateway's loop.
+    LEDGER: sums over what was used, which can take seconds.
+    """
+
+    IDENTITY = "identity"
+    GATEWAY = "gateway"
+    LEDGER = "ledger"
+
+
 @dataclass(frozen=True, slots=True)
 class AdminRoute:
     """One method of one path.
@@ -58,7 +72,7 @@ class AdminRoute:
         role: The lowest that may ask.
         answer: Runs on a thread of the admin port. Raises HeadraceError; a ConfigError is the caller's mistake.
         query, fields: The names that are known.
-        asks_gateway: It waits for the gateway's loop, so such requests are answered one at a time.
+        guarded: Fields that need a higher role than the rest of it.
     """
 
     method: str
@@ -67,7 +81,8 @@ class AdminRoute:
     answer: Callable[[Asked], Reply]
     query: tuple[str, ...] = ()
     fields: tuple[str, ...] = field(default=())
-    asks_gateway: bool = False
+    guarded: Mapping[str, Role] = field(default_factory=dict)
+    turn: Turn = Turn.IDENTITY
 
 
 def reply(value: Any, *, status: int = 200) -> Reply:

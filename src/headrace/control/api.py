@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.control.admin_gate import REQUEST_LIMIT_S, Gate, application
-from headrace.control.admin_routes import AdminRoute, Caller, Reply, reply
+from headrace.control.admin_routes import AdminRoute, Caller, Reply, Turn, reply
 from headrace.core.errors import ConfigError
 from headrace.core.roles import Role
 from headrace.telemetry.exposition import CONTENT_TYPE, Exposition
@@ -91,10 +91,10 @@ class AdminServer:
                 "/metrics",
                 Role.VIEWER,
                 lambda asked: Reply(exposition.render(), content_type=CONTENT_TYPE),
-                asks_gateway=True,
+                turn=Turn.GATEWAY,
             ),
             AdminRoute(
-                "GET", "/admin/v1/status", Role.VIEWER, lambda asked: reply(status()), asks_gateway=True
+                "GET", "/admin/v1/status", Role.VIEWER, lambda asked: reply(status()), turn=Turn.GATEWAY
             ),
             *routes,
         )

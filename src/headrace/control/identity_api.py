@@ -3,23 +3,22 @@
 Docs: docs/reference/admin-api.md.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
+from headrace.control.admin_reading import existing, moment_s, names, number, parted
 from headrace.control.admin_routes import AdminRoute, Asked, Reply, reply
-from headrace.core import moments
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigError, InvalidRequest, NotFound
 from headrace.core.roles import ROLES, Role
 from headrace.stores import agreements, key_terms, views
 from headrace.stores.tenants import TenantStore
 
 _LIFETIME_MAX_S = 100 * 366 * 86_400
 _ENTRIES_MAX = 1000
+# How much a tenant may spend is for who decides on tenants as a whole.
+_MONEY_FIELDS = ("quotas", "budgets")
 _Span = Annotated[float, msgspec.Meta(ge=0, le=_LIFETIME_MAX_S)]
-T = TypeVar("T")
 
 
 class _NewTenant(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,7 +58,7 @@ class IdentityApi:
                 "/admin/v1/tenants",
                 Role.ADMIN,
                 self._create_tenant,
-                fields=(*_names(_NewTenant), *agreements.FIELDS),
+                fields=(*names(_NewTenant), *agreements.FIELDS),
             ),
             AdminRoute("GET", "/admin/v1/tenants/{tenant}", Role.VIEWER, self._tenant),
             AdminRoute(
@@ -68,6 +67,7 @@ class IdentityApi:
                 Role.OPERATOR,
                 self._change_tenant,
                 fields=agreements.FIELDS,
+                guarded=dict.fromkeys(_MONEY_FIELDS, Role.ADMIN),
             ),
             AdminRoute("DELETE", "/admin/v1/tenants/{tenant}", Role.ADMIN, self._delete_tenant),
             AdminRoute("POST", "/admin/v1/tenants/{tenant}/erase", Role.ADMIN, self._erase_tenant),
@@ -77,7 +77,7 @@ class IdentityApi:
                 "/admin/v1/keys",
                 Role.OPERATOR,
                 self._create_key,
-                fields=(*_names(_NewKey), *key_terms.FIELDS),
+                fields=(*names(_NewKey), *key_terms.FIELDS),
             ),
             AdminRoute("GET", "/admin/v1/keys/{id}", Role.VIEWER, self._key),
             AdminRoute("DELETE", "/admin/v1/keys/{id}", Role.OPERATOR, self._revoke_key),
@@ -86,10 +86,10 @@ class IdentityApi:
                 "/admin/v1/keys/{id}/rotate",
                 Role.OPERATOR,
                 self._rotate_key,
-                fields=_names(_Rotation),
+                fields=names(_Rotation),
             ),
             AdminRoute("GET", "/admin/v1/admins", Role.ADMIN, self._admins),
-            AdminRoute("POST", "/admin/v1/admins", Role.ADMIN, self._create_admin, fields=_names(_NewAdmin)),
+            AdminRoute("POST", "/admin/v1/admins", Role.ADMIN, self._create_admin, fields=names(_NewAdmin)),
             AdminRoute("DELETE", "/admin/v1/admins/{id}", Role.ADMIN, self._revoke_admin),
             AdminRoute(
                 "GET",
@@ -107,55 +107,55 @@ class IdentityApi:
         return reply({"tenants": [views.tenant(record) for record in self._store.tenants()]})
 
     def _create_tenant(self, asked: Asked) -> Reply:
-        mine, agreed = _parted(asked.fields, _NewTenant)
+        mine, agreed = parted(asked.fields, _NewTenant)
         return reply(views.tenant(self._by(asked).create_tenant(mine.name, agreed)), status=201)
 
     def _tenant(self, asked: Asked) -> Reply:
-        return reply(views.tenant(_existing(self._store.tenant, asked.named["tenant"])))
+        return reply(views.tenant(existing(self._store.tenant, asked.named["tenant"])))
 
     def _change_tenant(self, asked: Asked) -> Reply:
         name = asked.named["tenant"]
-        _existing(self._store.tenant, name)
+        existing(self._store.tenant, name)
         return reply(views.tenant(self._by(asked).change_tenant(name, asked.fields)))
 
     def _delete_tenant(self, asked: Asked) -> Reply:
         name = asked.named["tenant"]
-        _existing(self._store.tenant, name)
+        existing(self._store.tenant, name)
         self._by(asked).delete_tenant(name)
         return reply({"tenant": name, "deleted": True})
 
     def _erase_tenant(self, asked: Asked) -> Reply:
-        return reply(_existing(self._by(asked).erase_tenant, asked.named["tenant"]))
+        return reply(existing(self._by(asked).erase_tenant, asked.named["tenant"]))
 
     # Keys.
 
     def _keys(self, asked: Asked) -> Reply:
         tenant = asked.query.get("tenant")
         if tenant is not None:
-            _existing(self._store.tenant, tenant)
+            existing(self._store.tenant, tenant)
         now_s = self._clock.wall_s()
         return reply({"keys": [views.key(record, now_s=now_s) for record in self._store.keys(tenant)]})
 
     def _create_key(self, asked: Asked) -> Reply:
-        mine, terms = _parted(asked.fields, _NewKey)
-        _existing(self._store.tenant, mine.tenant)
+        mine, terms = parted(asked.fields, _NewKey)
+        existing(self._store.tenant, mine.tenant)
         record, secret = self._by(asked).create_key(
             mine.tenant, terms, name=mine.name, environment=mine.env, lifetime_s=mine.expires_in_s
         )
         return reply({**views.key(record, now_s=self._clock.wall_s()), "key": secret}, status=201)
 
     def _key(self, asked: Asked) -> Reply:
-        record = _existing(self._store.key, asked.named["id"])
+        record = existing(self._store.key, asked.named["id"])
         return reply(views.key(record, now_s=self._clock.wall_s()))
 
     def _revoke_key(self, asked: Asked) -> Reply:
-        _existing(self._store.key, asked.named["id"])
+        existing(self._store.key, asked.named["id"])
         record = self._by(asked).revoke(asked.named["id"])
         return reply(views.key(record, now_s=self._clock.wall_s()))
 
     def _rotate_key(self, asked: Asked) -> Reply:
-        _existing(self._store.key, asked.named["id"])
-        mine, _ = _parted(asked.fields, _Rotation)
+        existing(self._store.key, asked.named["id"])
+        mine, _ = parted(asked.fields, _Rotation)
         record, secret = self._by(asked).rotate(asked.named["id"], overlap_s=mine.overlap_s)
         return reply({**views.key(record, now_s=self._clock.wall_s()), "key": secret}, status=201)
 
@@ -166,32 +166,25 @@ class IdentityApi:
         return reply({"admins": [views.admin(record, now_s=now_s) for record in self._store.admins()]})
 
     def _create_admin(self, asked: Asked) -> Reply:
-        mine, _ = _parted(asked.fields, _NewAdmin)
+        mine, _ = parted(asked.fields, _NewAdmin)
         record, secret = self._by(asked).create_admin(
             ROLES[mine.role], name=mine.name, lifetime_s=mine.expires_in_s
         )
         return reply({**views.admin(record, now_s=self._clock.wall_s()), "token": secret}, status=201)
 
     def _revoke_admin(self, asked: Asked) -> Reply:
-        _existing(self._store.admin, asked.named["id"])
+        existing(self._store.admin, asked.named["id"])
         record = self._by(asked).revoke_admin(asked.named["id"])
         return reply(views.admin(record, now_s=self._clock.wall_s()))
 
     # The audit log.
 
     def _audit(self, asked: Asked) -> Reply:
-        since = asked.query.get("since", "")
-        try:
-            since_s = moments.unix_s(since) if since else 0.0
-        except ValueError:
-            raise InvalidRequest(
-                "`since` is a date or time such as 2026-11-01T12:00Z", param="since"
-            ) from None
         entries = self._store.audit_entries(
-            since_s=since_s,
+            since_s=moment_s(asked.query, "since") or 0.0,
             tenant=asked.query.get("tenant", ""),
-            after=_number(asked.query, "after", least=0, default=0),
-            limit=min(_ENTRIES_MAX, _number(asked.query, "limit", least=1, default=_ENTRIES_MAX)),
+            after=number(asked.query, "after", least=0, default=0),
+            limit=min(_ENTRIES_MAX, number(asked.query, "limit", least=1, default=_ENTRIES_MAX)),
         )
         return reply({"entries": [views.act(entry) for entry in entries]})
 
@@ -200,32 +193,3 @@ class IdentityApi:
 
     def _by(self, asked: Asked) -> TenantStore:
         return self._store.on_behalf_of(asked.caller.actor)
-
-
-def _existing(find: Callable[[str], T], name: str) -> T:
-    """What has that name. Raises NotFound, in the store's words."""
-    try:
-        return find(name)
-    except ConfigError as error:
-        if error.__cause__ is not None:
-            raise  # the database can't be had, so nobody knows what there is
-        raise NotFound(error.message) from None
-
-
-def _parted(given: Mapping[str, Any], kind: type[T]) -> tuple[T, dict[str, Any]]:
-    """The fields of that struct, and all others. Raises ConfigError for a value that one of the first can't hold."""
-    names = _names(kind)
-    mine = {name: value for name, value in given.items() if name in names and value is not None}
-    others = {name: value for name, value in given.items() if name not in names}
-    return agreements.read_strictly(mine, kind), others
-
-
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in msgspec.structs.fields(kind))
-
-
-def _number(query: Mapping[str, str], name: str, *, least: int, default: int) -> int:
-    text = query.get(name, str(default))
-    if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) < least:
-        raise InvalidRequest(f"`{name}` is a whole number, at least {least}", param=name)
-    return int(text)

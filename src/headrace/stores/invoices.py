@@ -359,7 +359,7 @@ def _bounds(period: str) -> tuple[datetime, datetime]:
     try:
         return invoices.bounds(period)
     except NotAPeriod as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error)) from None
 
 
 def _iso(moment: datetime) -> str:

@@ -95,7 +95,7 @@ class PriceStore:
         try:
             rates = None if draft.stated is None else rates_of(draft.stated)
         except NotAnAmount as error:
-            raise ConfigError(f"price of `{draft.model}`: {error}") from error
+            raise ConfigError(f"price of `{draft.model}`: {error}") from None
         valid_from_s = draft.valid_from_s
         if valid_from_s is None:
             valid_from_s = float(math.ceil(now_s + LEAD_S))
@@ -168,6 +168,26 @@ def in_force(prices: Iterable[Price], *, wall_s: float) -> list[Price]:
         if held is None or held.valid_from_s <= price.valid_from_s:
             latest[(price.tenant, price.model)] = price
     return [price for price in latest.values() if price.rates is not None] + later
+
+
+def listed(
+    found: Iterable[Price], *, wall_s: float | None, tenant: str | None = None, model: str | None = None
+) -> list[Price]:
+    """What is in force at that Unix time or to come, of all versions where it is None; sorted by whom and what they are for.
+
+    Args:
+        tenant, model: Only what they are charged by: their own prices, and those for everybody or every model.
+    """
+    kept = found if wall_s is None else in_force(found, wall_s=wall_s)
+    return sorted(
+        (
+            price
+            for price in kept
+            if tenant is None or price.tenant in (tenant, EVERY_TENANT)
+            if model is None or price.model in (model, EVERY_MODEL)
+        ),
+        key=lambda price: (price.tenant, price.model, price.valid_from_s),
+    )
 
 
 def _name(number: int) -> str:

@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headrace.core.errors import ConfigError
 from headrace.core.usage import ExecutionRecord, UsageRecord
+from headrace.stores import agreements
 from headrace.stores.database import Database, columns
 from headrace.stores.journal import Mark
 
@@ -61,6 +63,12 @@ class UsageSum:
     estimated_tokens: int
     unknown: int
     charges: dict[str, int]
+
+    @property
+    def estimated_share(self) -> float | None:
+        """The part of the prompt and completion tokens that we estimated; None without tokens to take a part of."""
+        tokens = (self.prompt_tokens or 0) + (self.completion_tokens or 0)
+        return self.estimated_tokens / tokens if tokens else None
 
 
 # An id is made when a request has been read, `started_s` when it has been understood; the clock may be set in between, by an
@@ -170,6 +178,13 @@ class UsageReport:
             name
             for (name,) in self._database.rows("SELECT name FROM tenant UNION SELECT tenant FROM usage", ())
         ]
+
+    def require_tenant(self, name: str) -> None:
+        """Raises ConfigError, naming the nearest: a mistyped tenant must not look like one that used nothing."""
+        if name not in (known := self.tenants()):
+            raise ConfigError(
+                f"no tenant `{name}`; {agreements.nearest(name, known, see='headrace tenants list')}"
+            )
 
     def executions(self, request_id: str) -> list[ExecutionRecord]:
         """The attempts of one request, in their order."""

@@ -1,12 +1,21 @@
-"""How are tenants, keys, admins and acts shown as JSON? In one form, for commands and for the admin API."""
+"""How are tenants, keys, acts, prices and usage shown as JSON? In one form, for commands and for the admin API."""
+
+from collections.abc import Sequence
 
 from headrace.core.moments import utc
+from headrace.core.money import format_amount
+from headrace.core.prices import Price
 from headrace.stores.admins import AdminRecord
 from headrace.stores.audit import Entry, Verdict
+from headrace.stores.invoices import Correction
 from headrace.stores.keys import KeyRecord
 from headrace.stores.tenant_rows import TenantRecord
+from headrace.stores.usage_report import Group, UsageSum
 
 Json = dict[str, object]
+# What was refused has no record.
+OUTCOMES = ("delivered", "failed", "broken", "cancelled")
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 def tenant(record: TenantRecord) -> Json:
@@ -56,6 +65,41 @@ def act(entry: Entry) -> Json:
 
 def verdict(found: Verdict) -> Json:
     return {"entries": found.entries, "head": found.head, "problem": found.problem or None}
+
+
+def price(version: Price) -> Json:
+    return {
+        "version": version.version,
+        "tenant": version.tenant or None,
+        "model": version.model,
+        "currency": version.currency,
+        "valid_from": utc(version.valid_from_s),
+        "withdrawn": version.stated is None,
+        "prices": version.stated,
+    }
+
+
+def usage_sum(groups: Sequence[Group], row: UsageSum) -> Json:
+    named = dict(zip((group.value for group in groups), row.group, strict=True))
+    facts = {
+        name: getattr(row, name) for name in ("requests", *OUTCOMES, *TOKENS, "estimated_tokens", "unknown")
+    }
+    charges = {currency: format_amount(pico) for currency, pico in row.charges.items()}
+    return {**named, **facts, "estimated_share": row.estimated_share, "charges": charges}
+
+
+def correction(made: Correction) -> Json:
+    return {
+        "number": made.number,
+        "tenant": made.tenant,
+        "request": made.request_id or None,
+        "model": made.model or None,
+        "price_version": made.price_version or None,
+        "currency": made.currency,
+        "amount": format_amount(made.amount_pico),
+        "reason": made.reason,
+        "created": utc(made.created_s),
+    }
 
 
 def _moment(unix_s: float | None) -> str | None:
