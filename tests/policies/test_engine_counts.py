@@ -62,10 +62,12 @@ def test_what_crosses_an_end_counts_from_nothing_to_all() -> None:
 
 
 def test_what_the_cache_held_may_be_counted_or_not() -> None:
-    cached = attempt(10, 20, prompt=100, cached=80)
+    cached = attempt(10, 20, prompt=100, cached=80, completion=1)
     for counted in (20, 100):
-        assert not found([stretch(prompt=counted)], [cached])
-    assert found([stretch(prompt=19)], [cached]) == [(Cause.ENGINE_LESS, "prompt_tokens", 20, 19)]
+        assert not found([stretch(prompt=counted, completion=1)], [cached])
+    assert found([stretch(prompt=19, completion=1)], [cached]) == [
+        (Cause.ENGINE_LESS, "prompt_tokens", 20, 19)
+    ]
 
 
 def test_an_attempt_that_was_cut_may_have_gone_on_for_a_moment() -> None:
@@ -183,3 +185,14 @@ def test_stretches_between_which_a_clock_was_set_back_are_compared_with_nothing(
     assert not found([before, after, apart], others)
     assert [cause for cause, *_ in found([before, after, apart], others[:2])] == [Cause.ENGINE_MORE]
     assert found([stretch(0, 100, completion=10), stretch(100, 200, completion=500)], []) != []
+
+
+def test_what_llama_cpp_does_not_count_is_nothing_that_is_missing() -> None:
+    """Prompts that it generates nothing after, and all of an answer that is cut off; other engines count them."""
+    vectors = attempt(10, 20, prompt=21)
+    cut = attempt(
+        30, 40, prompt=7, completion=12, source=UsageSource.CUMULATIVE, outcome=AttemptOutcome.CANCELLED
+    )
+    assert not found([stretch()], [vectors, cut])
+    assert not found([stretch(prompt=28, completion=12)], [vectors, cut])
+    assert [cause for cause, *_ in found([stretch(prompt=29)], [vectors, cut])] == [Cause.ENGINE_MORE]

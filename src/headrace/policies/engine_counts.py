@@ -129,8 +129,9 @@ class _Sums:
         self.most_completion += spread * execution.completion_tokens
         if execution.outcome != AttemptOutcome.COMPLETED:
             self.most_completion += OVERRUN_TOKENS
-        if is_whole and spread == 1:
-            # Engines differ in whether they count what their cache held.
+        elif is_whole and spread == 1 and execution.completion_tokens:
+            # Engines differ in whether they count what their cache held; llama.cpp counts no prompt that it generates nothing
+            # after, as for embeddings, and nothing at all of what is cut off.
             self.sure_prompt += execution.prompt_tokens - execution.cached_tokens
             self.sure_completion += execution.completion_tokens
 
