@@ -157,3 +157,18 @@ def test_a_caller_reads_its_own_limits_quotas_and_price() -> None:
 
 def test_nothing_is_said_of_a_caller_where_none_asks() -> None:
     assert (PLAIN.limits, PLAIN.quotas, PLAIN.billing.prices, PLAIN.billing.version) == ([], [], [], "")
+
+
+def test_where_requests_run_and_how_long_answers_are_kept_is_what_the_tenant_agreed() -> None:
+    running = replace(measured.PLAIN, locations=("eu", "us"))
+    anywhere = contract.contract(running, TERMS)
+    assert anywhere.data.locations == ["eu", "us"]
+    assert "not restricted" in anywhere.data.location_rule
+    assert anywhere.data.kept_answers_s == anywhere.idempotency.keep_s == TERMS.keep_s
+    terms = TenantTerms(locations=("eu", "ch"), retention_s=7)
+    bound = contract.contract(
+        running, TERMS, caller=Principal(TenantId("acme"), KeyId("k"), TenantLimits(), terms=terms)
+    )
+    assert bound.data.locations == ["eu"]
+    assert "alone" in bound.data.location_rule
+    assert bound.data.kept_answers_s == bound.idempotency.keep_s == 7

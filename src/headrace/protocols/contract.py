@@ -13,7 +13,7 @@ from headrace.core.isolation import CacheIsolation
 from headrace.core.outcome import Outcome
 from headrace.core.prices import MEASURES, Item, Price
 from headrace.core.request import Endpoint
-from headrace.core.tenant import Principal, TenantLimits
+from headrace.core.tenant import Principal, TenantLimits, TenantTerms
 from headrace.core.usage import UsageRecord
 from headrace.protocols import bounds, openai, shapes
 from headrace.protocols.bounds import Bound
@@ -169,7 +169,9 @@ class DataTerms(msgspec.Struct, frozen=True):
     """What is kept, where it may be, and who else may tell.
 
     Attributes:
+        kept_answers_s: Of this caller; 0 where nothing is kept.
         is_durable: The end of an answer goes out only when its record is on the disk.
+        locations: Those that the operator has named where the model runs, and this caller's requests may be.
     """
 
     prompts_and_answers: str
@@ -178,7 +180,8 @@ class DataTerms(msgspec.Struct, frozen=True):
     records_kept: str
     is_durable: bool
     logs: str
-    locations: str
+    locations: list[str]
+    location_rule: str
     cache_isolation: str | None
     cache_isolation_means: str
     media: str
@@ -265,6 +268,8 @@ def contract(
     Args:
         price: The one that holds for the caller now.
     """
+    agreed = TenantTerms() if caller is None else caller.terms
+    keep_s = terms.keep_s if agreed.retention_s is None else min(terms.keep_s, agreed.retention_s)
     return Contract(
         form=FORM,
         model=deployment.name,
@@ -282,11 +287,11 @@ def contract(
         errors=[_error(kind) for kind in errors.catalogue() if kind is not errors.ClientGone],
         retries=_retries(terms),
         cancellation=_cancellation(terms),
-        idempotency=_idempotency(terms),
+        idempotency=_idempotency(terms, keep_s=keep_s),
         time=_time(terms),
         limits=[] if caller is None else _limits(caller, deployment.name),
         quotas=[] if caller is None else [*caller.terms.quotas, *caller.terms.budgets],
-        data=_data(deployment, terms, is_durable=caller is not None and caller.terms.is_durable),
+        data=_data(deployment, terms, agreed, keep_s=keep_s),
         billing=_billing(deployment, price),
     )
 
@@ -365,12 +370,12 @@ def _cancellation(terms: ServiceTerms) -> CancellationTerms:
     )
 
 
-def _idempotency(terms: ServiceTerms) -> IdempotencyTerms:
+def _idempotency(terms: ServiceTerms, *, keep_s: float) -> IdempotencyTerms:
     return IdempotencyTerms(
         header=bounds.IDEMPOTENCY_KEY,
         promise="the same request with the same key gets the answer of the first, byte for byte; no engine works and "
         "nothing is billed again",
-        keep_s=terms.keep_s,
+        keep_s=keep_s,
         answer_bytes_max=terms.answer_bytes_max,
         kept="in memory, for the tenant alone; a restart forgets it",
     )
@@ -411,17 +416,21 @@ def _limit(of: str, limits: TenantLimits) -> LimitTerms:
     )
 
 
-def _data(deployment: Deployment, terms: ServiceTerms, *, is_durable: bool) -> DataTerms:
+def _data(deployment: Deployment, terms: ServiceTerms, agreed: TenantTerms, *, keep_s: float) -> DataTerms:
+    allowed = set(agreed.locations)
     isolation = deployment.cache_isolation
     return DataTerms(
         prompts_and_answers=f"not stored, but for the answers to requests with `{bounds.IDEMPOTENCY_KEY}`: those are kept in "
         "memory for `kept_answers_s`",
-        kept_answers_s=terms.keep_s,
+        kept_answers_s=keep_s,
         records=[field.name for field in msgspec.structs.fields(UsageRecord)],
         records_kept="on the operator's disk, one for each request that was not refused; they hold no text of it",
-        is_durable=is_durable,
+        is_durable=agreed.is_durable,
         logs="no prompt, answer, key, token or value of a header",
-        locations="not restricted: every replica that serves the model may get the request",
+        locations=[each for each in deployment.locations if each in allowed or not allowed],
+        location_rule="requests run in the tenant's locations alone, retries too, and are refused where the model runs in none"
+        if allowed
+        else "not restricted: every replica that serves the model may get the request",
         cache_isolation=None if isolation is None else isolation.value,
         cache_isolation_means=ISOLATION_MEANS[isolation],
         media=f"URLs are fetched by us, at most {terms.media_bytes_max} bytes for a request; engines get the content"
