@@ -118,6 +118,14 @@ def limits(running: Provider) -> None:
         key = running.key(tenant, **given)
         for _ in range(3):
             running.post(CHAT, {**PROMPT, "max_tokens": 40}, key=key, headers=HEADERS)
+    for reason, narrowed in (
+        ("network", ["--network", "10.1.2.0/24"]),
+        ("scope", ["--endpoint", "/v1/embeddings"]),
+    ):
+        narrow = running.cli("keys", "create", "--tenant", "tokens", *narrowed).stdout.strip()
+        wait_until(
+            lambda key=narrow: running.post(CHAT, PROMPT, key=key, headers=HEADERS)[0] == 403, what=reason
+        )
     running.cli("tenants", "create", "stays", "--location", "elsewhere")
     running.post(CHAT, PROMPT, key=running.key("stays"), headers=HEADERS)
     running.cli("tenants", "create", "poor", "--quota", "requests/total=1")
@@ -222,7 +230,7 @@ def test_no_way_to_end_a_request_leaves_anything_of_it(
 ) -> None:
     """T47: prompts, answers, tool arguments, headers, keys and tokens; also through bugs of ours and a hostile replica."""
     secrets, temporary = Secrets(), folder(tmp_path)
-    program = [sys.executable, buggy_headrace.__file__]
+    program = [sys.executable, "-P", buggy_headrace.__file__]
     with service(monkeypatch, temporary, workers=1, program=program) as (running, engine):
         key = secrets.add("key", running.key("unlimited", requests_per_minute=0, concurrency=0))
         single = secrets.add("another key", running.key("single", concurrency=1, requests_per_minute=0))

@@ -227,7 +227,7 @@ def test_a_service_that_stops_ends_every_request_as_the_table_says() -> None:
 
 BUGS: list[Row] = [(Reason.INTERNAL, stage) for stage in Stage]
 BUG_EVENTS = buggy_headrace.EVENTS
-BUGGY = [sys.executable, buggy_headrace.__file__]
+BUGGY = [sys.executable, "-P", buggy_headrace.__file__]
 
 
 @pytest.fixture(scope="module")
