@@ -16,12 +16,11 @@ from headrace.policies.prices import PriceBook
 from headrace.policies.reconciliation import CallerSaw, Cause, Difference, Findings, compare, examine
 
 STATED = {Item.INPUT: "0.15", Item.CACHED_INPUT: "0.075", Item.OUTPUT: "0.60", Item.REQUEST: "0.0001"}
-BOOK = PriceBook(
-    [
-        Price("p1", "", "*", "EUR", 0.0, STATED, rates_of(STATED)),
-        Price("p2", "", "*", "EUR", 9e9, None, None),
-    ]
-)
+PRICES = [
+    Price("p1", "", "*", "EUR", 0.0, STATED, rates_of(STATED)),
+    Price("p2", "", "*", "EUR", 9e9, None, None),
+]
+BOOK = PriceBook(PRICES)
 RATES = rates_of(STATED)
 
 
@@ -85,7 +84,7 @@ def test_books_that_agree_have_no_difference() -> None:
     retried = record(attempts=2)
     lost = attempt(retried, 1, outcome=str(AttemptOutcome.LOST), completion_tokens=3)
     assert not list(examine(retried, [lost, attempt(retried, 2)], BOOK))
-    free = record(price_version="")
+    free = record(price_version="", started_s=-1.0)
     assert not list(examine(free, [attempt(free)], BOOK))
     unstarted = record(
         outcome=str(Outcome.CANCELLED), reason="client_gone", attempts=0, prompt_tokens=0, completion_tokens=0,
@@ -129,7 +128,7 @@ def test_a_charge_is_what_rule_and_price_make_of_the_counts() -> None:
     assert list(examine(wrong, [attempt(wrong)], BOOK)) == [
         Difference(Cause.CHARGE_DIFFERS, made.request_id, made.charge_pico + 1, made.charge_pico, "pico")
     ]
-    for without_price in (record(price_version="", charge_pico=1),):
+    for without_price in (record(price_version="", charge_pico=1, started_s=-1.0),):
         assert causes(examine(without_price, [attempt(without_price)], BOOK)) == [Cause.CHARGE_DIFFERS]
 
 
@@ -146,6 +145,16 @@ def test_a_failed_request_that_was_charged_is_found() -> None:
 def test_a_price_that_is_not_in_the_book_or_is_none_is_found(version: str) -> None:
     made = record(price_version=version, charge_pico=1)
     assert causes(examine(made, [attempt(made)], BOOK)) == [Cause.PRICE_UNKNOWN]
+
+
+def test_a_price_that_did_not_hold_at_the_time_is_found() -> None:
+    """A worker that stood still may go by an older book than the one in force: the charge agrees with the wrong version."""
+    later = PriceBook([*PRICES, Price("p3", "", "*", "EUR", 50.0, STATED, rates_of(STATED))])
+    for version in ("p1", ""):
+        made = record(price_version=version)
+        assert causes(examine(made, [attempt(made)], later)) == [Cause.PRICE_DIFFERS]
+    before = record(started_s=49.0)
+    assert not list(examine(before, [attempt(before)], later))
 
 
 def test_an_ending_without_a_rule_is_found() -> None:

@@ -23,6 +23,7 @@ class Cause(StrEnum):
     DELIVERED_MORE = "delivered_more"
     CHARGE_DIFFERS = "charge_differs"
     PRICE_UNKNOWN = "price_unknown"
+    PRICE_DIFFERS = "price_differs"
     ENDING_UNKNOWN = "ending_unknown"
     REJECTED = "record_rejected"
     ENGINE_LESS = "engine_counted_less"
@@ -51,6 +52,7 @@ _MEANINGS = {
     Cause.DELIVERED_MORE: "more was delivered than the attempt that made the answer generated",
     Cause.CHARGE_DIFFERS: "the charge is not what the rule of its ending and its price make of its counts",
     Cause.PRICE_UNKNOWN: "the record names a price version that is not in the book",
+    Cause.PRICE_DIFFERS: "the record names another version of the price than the one that held when the request arrived",
     Cause.ENDING_UNKNOWN: "the record ended in a way that has no rule",
     Cause.REJECTED: "a record broke a rule of its table and was set aside",
     Cause.ENGINE_LESS: "the engine counted fewer tokens than its attempts are recorded with",
@@ -116,7 +118,10 @@ def _charge(record: UsageRecord, prices: PriceBook) -> Iterator[Difference]:
     except KeyError:
         yield Difference(Cause.ENDING_UNKNOWN, record.request_id)
         return
+    held = prices.find(record.tenant, record.model, wall_s=record.started_s)
     if not record.price_version:
+        if held is not None:
+            yield Difference(Cause.PRICE_DIFFERS, record.request_id)
         if record.charge_pico:
             yield Difference(Cause.CHARGE_DIFFERS, record.request_id, record.charge_pico, 0, "pico")
         return
@@ -124,6 +129,8 @@ def _charge(record: UsageRecord, prices: PriceBook) -> Iterator[Difference]:
     if price is None or price.rates is None:
         yield Difference(Cause.PRICE_UNKNOWN, record.request_id)
         return
+    if held is not price:
+        yield Difference(Cause.PRICE_DIFFERS, record.request_id)
     due = charging.charge(rule, record.usage, price.rates, unit=Endpoint(record.endpoint).unit)
     if due != record.charge_pico:
         yield Difference(Cause.CHARGE_DIFFERS, record.request_id, record.charge_pico, due, "pico")
