@@ -44,7 +44,7 @@ def summed(running: Provider, since_s: float, until_s: float) -> int:
 def test_durations_limits_and_reports_do_not_notice_that_the_clock_is_set(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     set_clock(clock, 0.0)
-    program = [sys.executable, stepped_headrace.__file__, str(clock)]
+    program = [sys.executable, "-P", stepped_headrace.__file__, str(clock)]
     with (
         scripted_engine(slots=8, ttft_ms=100, itl_ms=2, tokens=20) as engine,
         provider(upstreams=[engine.url], config=CONFIG, program=program) as running,

@@ -85,6 +85,8 @@ def _agreement(shown: Shown) -> list[str]:
             value = limit_text.written(value)
         elif isinstance(value, list | tuple):
             value = ", ".join(value)
+        elif isinstance(value, bool):
+            value = "yes" if value else "no"
         lines.append(f"{name.replace('_', ' ')} {value}")
     return [lines[0], *sorted(lines[1:])]
 

@@ -349,4 +349,6 @@ def _list(arguments: argparse.Namespace) -> None:
 def _cell(value: object, field: str) -> object:
     if value is None and (field in agreements.LIMIT_FIELDS or field in agreements.TOKEN_FIELDS):
         return "default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "-" if value == "" else value
