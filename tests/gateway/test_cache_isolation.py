@@ -192,6 +192,23 @@ def test_where_the_prompt_is_salted_it_begins_with_the_tenants_own_line(
     assert (status, json.loads(body)["error"]["param"]) == (400, "prompt")
 
 
+def test_no_field_of_another_endpoint_passes_by_the_salt(plain: tuple[PlainServer, Provider, str]) -> None:
+    """T42: some engines read `messages` and `prompt` whatever the endpoint."""
+    server, running, key = plain
+    hello = [{"role": "user", "content": "hello"}]
+    for path, fields, param in (
+        ("/v1/completions", {"prompt": "a", "messages": [5]}, "messages[0]"),
+        ("/v1/chat/completions", {"messages": hello, "prompt": {"a": 1}}, "prompt"),
+        ("/v1/chat/completions", {"messages": hello, "prompt": [1, 2]}, "prompt"),
+    ):
+        status, _, body = running.post(path, {"model": MODEL, **fields}, key=key)
+        assert (status, json.loads(body)["error"]["param"]) == (400, param)
+    running.post("/v1/chat/completions", {"model": MODEL, "messages": hello, "prompt": "hello"}, key=key)
+    sent = server.bodies[-1]
+    line = sent["prompt"].partition("\n")[0]
+    assert (len(line), sent["messages"][0]["content"]) == (22, f"{line}\nhello")
+
+
 @pytest.mark.parametrize(("kind", "told"), [("vllm", True), ("sglang", False), ("somebody", False)])
 @pytest.mark.parametrize("stream", [True, False])
 def test_cached_tokens_are_told_and_charged_only_where_they_are_surely_the_callers_own(

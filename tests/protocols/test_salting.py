@@ -46,6 +46,10 @@ def test_every_prompt_begins_with_the_line(prompt: Any, expected: Any) -> None:
     assert salted({"prompt": prompt, "n": 1}) == {"prompt": expected, "n": 1}
 
 
+def test_fields_that_say_nothing_still_do() -> None:
+    assert not any(salted({"prompt": None, "messages": None}).values())
+
+
 def test_pictures_stay_behind_the_line() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:x"}}
     (message,) = salted({"messages": [{"role": "user", "content": [picture]}]})["messages"]

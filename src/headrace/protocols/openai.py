@@ -105,6 +105,13 @@ class CompletionFields(GenerationFields, kw_only=True):
     echo: bool | None = None
 
 
+class _OtherFields(msgspec.Struct):
+    """What some engines read whatever the endpoint, so that its form matters on all: a salt may have to stand at its start."""
+
+    messages: list[Message] | None = None
+    prompt: str | list[str | int] | None = None
+
+
 class EmbeddingFields(msgspec.Struct):
     model: _Name
     input: (
@@ -199,6 +206,9 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
     if output_tokens_max is None:
         fields.pop("max_tokens", None)  # null says nothing, and would hide a bound that we write
     choices, token_id_max, token_param, is_token_prompt = 1, -1, "", False
+    other = "prompt" if isinstance(checked, ChatFields) else "messages"
+    if other in fields:
+        is_token_prompt = _is_token_prompt(_other_field(other, fields[other]).prompt)
     if isinstance(checked, ChatFields):
         prompts = 1
         prompt_bytes = _message_bytes(checked.messages)
@@ -207,7 +217,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
             output_tokens_max = max(output_tokens_max or 0, checked.max_completion_tokens)
     else:
         prompt_bytes, prompts = _prompt_size(checked.prompt)
-        is_token_prompt = not isinstance(checked.prompt, str) and isinstance(checked.prompt[0], int)
+        is_token_prompt = _is_token_prompt(checked.prompt)
     if not (isinstance(checked, ChatFields) and _COUNTING_FIELDS.isdisjoint(fields)):
         choices = max(checked.n or 1, checked.best_of or 1, checked.n_cmpl or 1)
         token_id_max, token_param = _largest_token_id(checked)
@@ -236,6 +246,18 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
         remote_media,
         is_token_prompt,
     )
+
+
+def _other_field(name: str, value: Any) -> _OtherFields:
+    """Raises InvalidRequest."""
+    try:
+        return msgspec.convert({name: value}, _OtherFields)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+
+
+def _is_token_prompt(prompt: str | list[str | int] | None) -> bool:
+    return isinstance(prompt, list) and any(isinstance(each, int) for each in prompt)
 
 
 def _canonical(fields: dict[str, Any], body: bytes) -> tuple[bytes, str, tuple[media.RemoteMedia, ...]]:

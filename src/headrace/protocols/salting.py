@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_messages = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_messages = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
 _decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -15,13 +15,14 @@ def salted(canonical: bytes, line: str) -> bytes:
     each prompt.
 
     Only what holds the start is read and written anew; the rest, perhaps megabytes, keeps its bytes. A prompt of token ids,
-    which no text can be put before, was refused when the request was read (Deployment.takes_token_ids).
+    which no text can be put before, was refused when the request was read (Deployment.takes_token_ids). Both fields may be there,
+    whatever the endpoint: some engines read both, and parse_body has seen to their form.
     """
     fields = _decode_object(b"{" + canonical)
     if "prompt" in fields:
         fields["prompt"] = msgspec.Raw(_encode(_before_prompt(_decode_any(fields["prompt"]), line)))
-    if "messages" in fields:  # some engines read them on every endpoint
-        messages = _decode_messages(fields["messages"])
+    if "messages" in fields:
+        messages = _decode_messages(fields["messages"]) or []
         messages[:1] = [
             msgspec.Raw(_encode(_before_message(_decode_any(first), line))) for first in messages[:1]
         ]
@@ -29,10 +30,10 @@ def salted(canonical: bytes, line: str) -> bytes:
     return _encode(fields)[1:]
 
 
-def _before_prompt(prompt: Any, line: str) -> Any:
+def _before_prompt(prompt: str | list[str] | None, line: str) -> str | list[str] | None:
     if isinstance(prompt, str):
         return line + prompt
-    return [line + each for each in prompt]
+    return prompt and [line + each for each in prompt]
 
 
 def _before_message(message: dict[str, Any], line: str) -> dict[str, Any]:
