@@ -79,7 +79,17 @@ def port(tmp_path: Path) -> Iterator[Port]:
     store = TenantStore(sqlite.open_file(database), bytes(32), clock=clock, actor="cli:root")
     prices = PriceStore(sqlite.open_file(database), clock=clock, actor="service")
     tokens = {role.word: store.create_admin(role)[1] for role in Role}
-    server = AdminServer(
+    server = serving(store, prices, tmp_path, clock)
+    number = server.start()
+    yield Port(store, clock, server, number, tokens, database)
+    server.stop()
+    store.close()
+    prices.close()
+
+
+def serving(store: TenantStore, prices: PriceStore, data: Path, clock: ManualClock) -> AdminServer:
+    """Not started yet."""
+    return AdminServer(
         "127.0.0.1",
         0,
         OWNER,
@@ -88,12 +98,7 @@ def port(tmp_path: Path) -> Iterator[Port]:
         heartbeat=lambda: 0.0,
         log=Log(io.StringIO(), clock),
         routes=admin.routes(
-            store, prices, Config(), tmp_path, ask_use=lambda limits: {}, ask_deployments=dict, clock=clock
+            store, prices, Config(), data, ask_use=lambda limits: {}, ask_deployments=dict, clock=clock
         ),
         find=admin.finder(store),
     )
-    number = server.start()
-    yield Port(store, clock, server, number, tokens, database)
-    server.stop()
-    store.close()
-    prices.close()

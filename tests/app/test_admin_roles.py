@@ -1,6 +1,8 @@
 """Claims about the admin port's table of routes: who may ask what, what is refused, and that every act is in the audit log."""
 
+import json
 import re
+import socket
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,8 +12,13 @@ import pytest
 
 from headrace.control.admin_gate import BODY_BYTES_MAX
 from headrace.control.admin_routes import AdminRoute
+from headrace.control.identity_api import IdentityApi
+from headrace.core.clock import ManualClock
 from headrace.core.roles import Role
-from tests.app.conftest import OWNER, Port
+from headrace.stores.postgres import PostgresDatabase
+from headrace.stores.prices import PriceStore
+from headrace.stores.tenants import TenantStore
+from tests.app.conftest import OWNER, Port, serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "admin-api.md"
 
@@ -19,6 +26,27 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "admin-api.md"
 def example(route: AdminRoute) -> str:
     """A path of that route; nobody has that name."""
     return re.sub(r"\{[a-z]+\}", "nobody", route.path)
+
+
+def test_while_the_database_is_away_nothing_is_said_not_to_exist(tmp_path: Path) -> None:
+    """A key that "isn't there" would be taken for one that was revoked: whoever asks is told to come back, and of no address."""
+    clock = ManualClock()
+    given = {"tenant": "acme", "name": "acme", "role": "viewer"}
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens
+        away = PostgresDatabase(f"postgresql://headrace:s3cret@127.0.0.1:{nobody.getsockname()[1]}/central")
+        store = TenantStore(away, bytes(32), clock=clock, is_checked=True)
+        server = serving(store, PriceStore(away, clock=clock, actor="service"), tmp_path, clock)
+        port = Port(store, clock, server, server.start(), {}, tmp_path)
+        try:
+            for route in IdentityApi(store, clock=clock).routes():
+                body = {name: given[name] for name in route.fields if name in given} or None
+                status, answer = port.ask(route.method, example(route), body)
+                assert status == 503, (route.method, route.path, answer)
+                assert "127.0.0.1" not in json.dumps(answer)
+            assert port.ask("GET", "/admin/v1/tenants/acme/use")[0] == 503
+        finally:
+            server.stop()
 
 
 # Who may come in, and how far

@@ -102,6 +102,7 @@ def test_a_provider_that_was_never_there_is_looked_for_sooner_and_one_that_went_
         ({"discovery": {"issuer": "https://evil.example"}}, "another issuer"),
         ({"discovery": {"jwks_uri": "http://evil.example/keys"}}, "https://"),
         ({"discovery": {"jwks_uri": 5}}, "can't be read"),
+        ({"discovery_document": b'{"x":' + b"[" * 60_000 + b"]" * 60_000 + b"}"}, "can't be read"),
     ],
 )
 def test_a_provider_that_makes_no_sense_is_not_believed(broken: dict[str, Any], told: str) -> None:

@@ -116,6 +116,39 @@ def test_what_a_writer_has_read_stays_true_until_it_has_written(database: Databa
     assert database.row("SELECT number FROM thing") == (80,)
 
 
+def test_writers_wait_for_each_other_whatever_level_of_isolation_the_server_prefers(
+    new_postgres_url: Callable[[], str],
+) -> None:
+    url = new_postgres_url()
+    with psycopg.connect(url, autocommit=True) as admin:
+        name = admin.info.dbname
+        admin.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    first, second = PostgresDatabase(url), PostgresDatabase(url)
+    first.execute("CREATE TABLE thing (number INTEGER NOT NULL)")
+    first.execute("INSERT INTO thing VALUES (0)")
+    failures: list[ConfigError] = []
+
+    def add() -> None:
+        try:
+            with second.transaction():
+                second.execute("UPDATE thing SET number = number + 1")
+        except ConfigError as error:
+            failures.append(error)
+
+    with psycopg.connect(url, autocommit=True) as admin:
+        with first.transaction():
+            first.execute("UPDATE thing SET number = number + 1")
+            waiting = threading.Thread(target=add)
+            waiting.start()
+            while not admin.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+                pass
+        waiting.join()
+    assert not failures
+    assert first.row("SELECT number FROM thing") == (2,)
+    first.close()
+    second.close()
+
+
 def test_a_large_result_is_read_bit_by_bit(database: Database) -> None:
     database.execute("CREATE TABLE thing (number INTEGER NOT NULL) STRICT")
     rows = 5001

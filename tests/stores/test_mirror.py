@@ -88,6 +88,25 @@ def test_prices_set_centrally_are_the_prices_here(rig: Rig) -> None:
     here.close()
 
 
+def test_prices_of_a_central_database_that_came_back_from_a_backup_are_the_prices_here(rig: Rig) -> None:
+    """Fewer, and others under the same numbers: a copy that could not follow would not hear of a revoked key either."""
+    central = PriceStore(PostgresDatabase(rig.url), clock=rig.clock, actor="cli:root")
+    here = PriceStore(sqlite.open_file(Path(rig.local.name)), clock=rig.clock, actor="service")
+    for price in ("0.15", "0.20"):
+        central.enter([Draft("EUR", {Item.INPUT: price}, model="m")])
+    rig.mirror.refresh()
+    with psycopg.connect(rig.url) as admin:
+        admin.execute("SET session_replication_role = replica")  # as pg_restore does: no trigger keeps a row
+        admin.execute("DELETE FROM price")
+        admin.execute("UPDATE tenancy SET revision = 0")
+    central.enter([Draft("EUR", {Item.INPUT: "0.30"}, model="m")])
+    rig.mirror.refresh()
+    assert here.versions() == central.versions()
+    assert len(here.book()) == 1
+    central.close()
+    here.close()
+
+
 def test_only_what_differs_is_written(rig: Rig) -> None:
     for name in ("acme", "globex", "initech"):
         rig.central.create_tenant(name)

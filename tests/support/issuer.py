@@ -58,6 +58,7 @@ class IssuerServer:
         looks_s: When its keys were asked for, in monotonic seconds.
         status: What it answers.
         document: What it says instead of its keys; None for its keys.
+        discovery_document: What it says instead of where they are.
     """
 
     url: str = ""
@@ -66,6 +67,7 @@ class IssuerServer:
     discoveries: int = 0
     status: int = 200
     document: bytes | None = None
+    discovery_document: bytes | None = None
     discovery: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -125,9 +127,10 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.state
         if self.path == DISCOVERY_PATH:
             state.discoveries += 1
-            body = json.dumps(
-                {"issuer": state.url, "jwks_uri": state.url + KEYS_PATH, **state.discovery}
-            ).encode()
+            found = {"issuer": state.url, "jwks_uri": state.url + KEYS_PATH, **state.discovery}
+            body = (
+                json.dumps(found).encode() if state.discovery_document is None else state.discovery_document
+            )
         else:
             assert self.path == KEYS_PATH, self.path
             state.looks_s.append(time.monotonic())

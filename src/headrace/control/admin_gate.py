@@ -30,6 +30,7 @@ from headrace.core.errors import (
 from headrace.core.roles import Role
 from headrace.protocols import openai
 from headrace.stores.agreements import nearest
+from headrace.stores.database import DatabaseUnavailable
 
 LOOP_SILENCE_MAX_S = 30.0
 # A connection says what it wants within this time, from its start or from the answer before; a body has as long again.
@@ -146,11 +147,11 @@ def _endpoint(route: AdminRoute, turn: asyncio.Lock) -> Endpoint:
         async with turn:
             try:
                 found = await asyncio.to_thread(route.answer, asked)
+            except DatabaseUnavailable as error:
+                raise _unavailable() from error
             except ConfigError as error:
-                # What the operator of a command line must change, the caller of this port must; but not the disk.
-                raise (
-                    _unavailable() if error.__cause__ is not None else InvalidRequest(error.message)
-                ) from error
+                # What the operator of a command line must change, the caller of this port must.
+                raise InvalidRequest(error.message) from error
         return Response(found.body, found.status, media_type=found.content_type)
 
     return answer

@@ -8,6 +8,7 @@ import msgspec
 from headrace.core import moments
 from headrace.core.errors import ConfigError, InvalidRequest, NotFound
 from headrace.stores import agreements
+from headrace.stores.database import DatabaseUnavailable
 
 T = TypeVar("T")
 
@@ -16,9 +17,9 @@ def existing(find: Callable[[str], T], name: str) -> T:
     """What has that name. Raises NotFound, in the store's words."""
     try:
         return find(name)
+    except DatabaseUnavailable:
+        raise  # nobody knows what there is
     except ConfigError as error:
-        if error.__cause__ is not None:
-            raise  # the database can't be had, so nobody knows what there is
         raise NotFound(error.message) from None
 
 

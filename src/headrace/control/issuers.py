@@ -121,7 +121,7 @@ class Provider:
             if found.issuer != self.issuer.issuer:
                 raise LookFailed(f"its discovery document is of another issuer: {found.issuer[:200]!r}")
             return Place.of(found.jwks_uri, ca_file=self.issuer.ca_file, key="jwks_uri")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise LookFailed("its discovery document can't be read") from None
         except ConfigError as error:
             raise LookFailed(f"its discovery document can't be followed: {error}") from None

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from headrace.core.errors import ConfigError
+
 Row = tuple[Any, ...]
 Values = Sequence[object]
 
@@ -47,6 +49,10 @@ class Dialects:
 Statement = str | Dialects
 
 
+class DatabaseUnavailable(ConfigError):
+    """The database can't be had, or hasn't our schema: nobody knows what is in it, so nothing may be said not to be there."""
+
+
 class RowRefused(Exception):
     """A row breaks a rule of its table: a bug of whoever made it, and not the operator's."""
 
@@ -54,8 +60,8 @@ class RowRefused(Exception):
 class Database(Protocol):
     """An open database, with the schema that this version knows.
 
-    Threads may share it: a transaction or a snapshot has it alone, and the others wait. Every method raises ConfigError,
-    in one line for the operator, where the database can't be had.
+    Threads may share it: a transaction or a snapshot has it alone, and the others wait. Every method raises
+    DatabaseUnavailable, in one line for the operator, where the database can't be had.
     """
 
     @property

@@ -335,4 +335,9 @@ MIGRATIONS: tuple[Migration, ...] = (
         up=(money_tables.USAGE_FREE, money_tables.USAGE_ERASABLE),
         down=(money_tables.USAGE_ERASABLE_GONE, money_tables.USAGE_KEPT),
     ),
+    Migration(
+        "a copy of the price book follows its original",
+        up=(money_tables.PRICE_COPIED,),
+        down=(money_tables.PRICE_KEPT,),
+    ),
 )

@@ -51,6 +51,25 @@ CREATE TABLE invoiced (
 ) STRICT
 """
 
+# Prices only grow where they are made. A copy of them (stores.mirror) follows its original, which may have come back from a
+# backup with less, or with others under the same numbers.
+PRICE_COPIED = Dialects(
+    sqlite=tuple(
+        wording
+        for event in ("update", "delete")
+        for wording in (
+            f"DROP TRIGGER price_no_{event}",
+            f"CREATE TRIGGER price_no_{event} BEFORE {event.upper()} ON price WHEN NOT EXISTS (SELECT 1 FROM mirror)"
+            " BEGIN SELECT RAISE(ABORT, 'rows of price are never changed'); END",
+        )
+    ),
+    postgres=(),
+)
+PRICE_KEPT = Dialects(
+    sqlite=("DROP TRIGGER price_no_update", "DROP TRIGGER price_no_delete", *append_only("price").sqlite),
+    postgres=(),
+)
+
 # Usage is what people are billed by. Only a gateway forgets it, once the central database has it.
 USAGE_KEPT = Dialects(
     sqlite=(

@@ -15,12 +15,14 @@ from psycopg.pq import TransactionStatus
 
 from headrace.core.errors import ConfigError
 from headrace.stores import schema
-from headrace.stores.database import Kind, Row, RowRefused, Values, columns
+from headrace.stores.database import DatabaseUnavailable, Kind, Row, RowRefused, Values, columns
 
 PATIENCE_S = 10.0
 CONNECT_TIMEOUT_S = 3
 # Whoever changes something queues here, as writers of SQLite do for its lock. The number is ours alone by its oddity.
 _WRITERS = 0x68656164_72616365
+# Whatever the server's default is: above this level a writer would see what was there before it began to wait for the others.
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _FETCH_ROWS = 2000
 _HIDDEN = "***"
 
@@ -85,13 +87,13 @@ class PostgresDatabase:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Writers wait for each other from its beginning on, so that what one reads stays true until it has written."""
-        with self._together(f"BEGIN; {self._limit()}; SELECT pg_advisory_xact_lock({_WRITERS})"):
+        with self._together(f"{_BEGIN}; {self._limit()}; SELECT pg_advisory_xact_lock({_WRITERS})"):
             yield
 
     @contextmanager
     def concurrent_transaction(self) -> Iterator[None]:
         """One change that may happen beside others: for rows whose key says all that there is to agree on."""
-        with self._together(f"BEGIN; {self._limit()}"):
+        with self._together(f"{_BEGIN}; {self._limit()}"):
             yield
 
     @contextmanager
@@ -188,20 +190,20 @@ class PostgresDatabase:
                 if self._connection is None:
                     if self._is_together:
                         # A new connection would do the rest of a change whose beginning was lost.
-                        raise ConfigError(
+                        raise DatabaseUnavailable(
                             f"{self.name}: the connection was lost in the middle of a transaction"
                         )
                     self._connection = self._connect()
                 yield self._connection
             except errors.UndefinedTable as error:
-                raise ConfigError(
+                raise DatabaseUnavailable(
                     f"{self.name}: hasn't the schema of this version ({self._told(error)}); see: headrace db status"
                 ) from None
             except psycopg.Error as error:
                 is_ours = isinstance(error, psycopg.IntegrityError | psycopg.ProgrammingError)
                 if is_ours and not isinstance(error, errors.InsufficientPrivilege):
                     raise  # a bug, not the operator's
-                raise ConfigError(f"{self.name}: {self._told(error)}") from None
+                raise DatabaseUnavailable(f"{self.name}: {self._told(error)}") from None
             finally:
                 if self._connection is not None and self._connection.closed:
                     self._drop()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.core.errors import ConfigError
 from headrace.stores import directory, schema
-from headrace.stores.database import Kind, Row, Values
+from headrace.stores.database import DatabaseUnavailable, Kind, Row, Values
 
 DATABASE_NAME = "headrace.db"
 BUSY_TIMEOUT_S = 5.0
@@ -147,6 +147,6 @@ def as_config_error(path: Path) -> Iterator[None]:
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
         raise  # a bug of ours, not the operator's
     except sqlite3.DatabaseError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise DatabaseUnavailable(f"{path}: {error}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise DatabaseUnavailable(f"{path}: {error.strerror}") from error
