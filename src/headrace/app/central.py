@@ -175,8 +175,9 @@ class Central:
         rows = self._local.rows(
             "SELECT key_id, used_s FROM key_use WHERE used_s > ? ORDER BY used_s", (self._uses_sent_s,)
         )
-        keys.note_uses(self._central, dict(rows))
         if rows:
+            with self._central.transaction():
+                keys.note_uses(self._central, dict(rows))
             self._uses_sent_s = rows[-1][1]
 
     def _ship(self) -> bool:

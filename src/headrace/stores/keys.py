@@ -3,6 +3,7 @@
 Of a key only its HMAC under the pepper is stored, so a copy of the database gives nobody access.
 """
 
+import itertools
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from headrace.stores.database import Database
 from headrace.stores.key_terms import KeyTerms
 
 _NAME_MAX = 200
+# In one statement: a database across a network is asked once for all of them, since whoever waits for it may be about to hear
+# that a key was revoked.
+_USES_MAX = 500
 _COLUMNS = "id, tenant, environment, name, created_s, expires_s, revoked_s, replaces, terms"
 
 
@@ -160,12 +164,14 @@ def delete_all(database: Database, tenant: str, *, now_s: float) -> None:
 
 def note_uses(database: Database, used_s: Mapping[KeyId, float]) -> None:
     """Writes down when keys were last used (Unix seconds); of several who know, the latest is right. Ids that aren't keys'
-    are passed over."""
-    for key_id, moment_s in used_s.items():
+    are passed over. Call it inside a transaction."""
+    moments = iter(used_s.items())
+    while uses := tuple(itertools.islice(moments, _USES_MAX)):
         database.execute(
-            "INSERT INTO key_use (key_id, used_s) SELECT id, ? FROM api_key WHERE id = ?"
+            "INSERT INTO key_use (key_id, used_s)"
+            f" SELECT id, column2 FROM (VALUES {', '.join(['(?, ?)'] * len(uses))}) AS seen, api_key WHERE id = column1"
             " ON CONFLICT (key_id) DO UPDATE SET used_s = excluded.used_s WHERE excluded.used_s > key_use.used_s",
-            (moment_s, key_id),
+            tuple(itertools.chain.from_iterable(uses)),
         )
 
 
