@@ -13,6 +13,7 @@ from headrace.stores.downloads import Patience
 from headrace.stores.postgres import PostgresDatabase
 from headrace.stores.registry import ModelStore
 from tests.support.file_server import FileServer, file_server
+from tests.support.postgres import PostgresServer
 from tests.support.tiny_models import Heard
 
 Connect = Callable[[], Database]
@@ -47,8 +48,8 @@ _TABLES = "SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = 'public
 
 
 @pytest.fixture(scope="session")
-def shared_postgres(new_postgres_url: Callable[[], str]) -> SharedPostgres:
-    return SharedPostgres(new_postgres_url())
+def shared_postgres(postgres: PostgresServer) -> SharedPostgres:
+    return SharedPostgres(postgres.lend_database())
 
 
 def _connections(tmp_path: Path, url: str) -> Iterator[Connect]:

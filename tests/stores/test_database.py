@@ -119,10 +119,7 @@ def test_what_a_writer_has_read_stays_true_until_it_has_written(database: Databa
 def test_writers_wait_for_each_other_whatever_level_of_isolation_the_server_prefers(
     new_postgres_url: Callable[[], str],
 ) -> None:
-    url = new_postgres_url()
-    with psycopg.connect(url, autocommit=True) as admin:
-        name = admin.info.dbname
-        admin.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    url = f"{new_postgres_url()}?options=-cdefault_transaction_isolation%3Dserializable"
     first, second = PostgresDatabase(url), PostgresDatabase(url)
     first.execute("CREATE TABLE thing (number INTEGER NOT NULL)")
     first.execute("INSERT INTO thing VALUES (0)")
