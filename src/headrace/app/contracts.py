@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 
 from headrace.app.gateway_parts import service_terms
 from headrace.config import Config
+from headrace.control.admin_reading import existing
 from headrace.control.admin_routes import AdminRoute, Asked, Reply, Turn, reply
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigError, InvalidRequest, ModelNotFound, NotFound
+from headrace.core.errors import InvalidRequest, ModelNotFound
 from headrace.core.fleet import Deployment
 from headrace.core.ids import KeyId
 from headrace.core.prices import EVERY_TENANT
@@ -42,12 +43,7 @@ def route(
 
 def _caller(store: TenantStore, tenant: str, config: Config) -> Principal:
     """The tenant with a key that narrows nothing."""
-    try:
-        record = store.tenant(tenant)
-    except ConfigError as absent:
-        if absent.__cause__ is not None:
-            raise  # the database can't be had, so nobody knows what there is
-        raise NotFound(absent.message) from None
+    record = existing(store.tenant, tenant)
     agreement, defaults = record.agreement, config.tenant_defaults
     return Principal(
         record.name,
