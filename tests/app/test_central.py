@@ -180,7 +180,7 @@ def test_no_request_fails_or_waits_while_the_database_is_killed_frozen_and_resta
         assert running.metric("headrace_ledger_shipped_total") >= sent
         assert running.metric("headrace_ledger_lag_seconds") == 0
         # The copy goes on being renewed.
-        assert running.status()["central"]["keys_age_s"] == 0
+        wait_until(lambda: running.status()["central"]["keys_age_s"] == 0, what="a look at keys")
         another = running.key("globex")
         assert running.chat(another)[0] == 200
 

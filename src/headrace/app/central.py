@@ -15,7 +15,7 @@ import headrace
 from headrace.config import StoresConfig
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
-from headrace.stores import keys, mirror, opening, schema, tenants
+from headrace.stores import keys, mirror, opening, schema, shipping, tenants
 from headrace.stores.mirror import Mirror
 from headrace.stores.shipping import Shipper
 from headrace.telemetry.logs import Log
@@ -80,6 +80,8 @@ class Central:
         self._log = log
         self._clock = clock
         self._local = opening.open_local(data)
+        # For the event loop alone: on a connection that a thread works with it would wait until that has finished.
+        self._watched = opening.open_local(data)
         self._central = opening.connect_central(stores.database, patience_s=KEYS_PATIENCE_S)
         shipped_to = opening.connect_central(stores.database, patience_s=LEDGER_PATIENCE_S)
         self.name = self._central.name
@@ -128,11 +130,12 @@ class Central:
         self._mirror.close()
         self._shipper.close()
         self._local.close()
+        self._watched.close()
 
     def fill_gauges(self) -> None:
         """Sets the gauges whose facts are kept here."""
         self._metrics.keys_age_seconds.labels().set(self._age_s())
-        self._metrics.ledger_lag_seconds.labels().set(self._shipper.lag_s())
+        self._metrics.ledger_lag_seconds.labels().set(self._lag_s())
 
     def status(self) -> dict[str, Any]:
         """What `headrace status` shows of it."""
@@ -141,7 +144,7 @@ class Central:
             "keys_error": self._keys.error,
             "keys_age_s": self._age_s(),
             "ledger_error": self._ledger.error,
-            "ledger_lag_s": self._shipper.lag_s(),
+            "ledger_lag_s": self._lag_s(),
         }
 
     async def _repeat(self, part: _Part, step: Callable[[], bool]) -> None:
@@ -206,8 +209,11 @@ class Central:
             self._log.event("keys.stale", age_s=age_s)
         self._is_stale_told = is_stale
 
+    def _lag_s(self) -> float:
+        return shipping.lag_s(self._watched, now_s=self._clock.wall_s())
+
     def _age_s(self) -> float:
         if self._keys.failed_at_s is None:
             return 0.0
-        seen_s = mirror.seen_s(self._local)
+        seen_s = mirror.seen_s(self._watched)
         return 0.0 if seen_s is None else max(0.0, self._clock.wall_s() - seen_s)
