@@ -1,7 +1,10 @@
 """Are the locks what scripts/up and scripts/test rely on: complete, hashed, in step, and free of anybody's machine?"""
 
 import re
+import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -90,6 +93,19 @@ def test_nothing_is_installed_that_nobody_has_chosen(lock: str, sections: tuple[
     """T48: a package that a release of another begins to bring along fails here, until somebody has looked at it."""
     assert locked_names(lock) - chosen(*sections) == set(), f"locked, and in no table of {CHOICES.name}"
     assert chosen(*sections) - locked_names(lock) == set(), f"in a table of {CHOICES.name}, and not locked"
+
+
+def test_headrace_starts_with_the_packages_of_its_lock_alone() -> None:
+    """What an extra brings is imported by who uses it, and where it is used."""
+    run = locked_names("run.lock")
+    beyond = [
+        module
+        for module, packages in packages_distributions().items()
+        if not {name_of(package) for package in packages} & (run | {"headrace"})
+    ]
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({beyond!r})); import headrace.cli.main"
+    assert "psycopg" in beyond
+    subprocess.run([sys.executable, "-c", hidden], check=True, timeout=120)
 
 
 def test_the_package_builds_from_the_lock_alone() -> None:

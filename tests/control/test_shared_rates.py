@@ -10,8 +10,7 @@ from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import SystemClock
 from headrace.core.leases import AskRate, GrantRate, RateKey, ReturnRate, WorkerId
 from headrace.core.tenant import RateUnit
-from headrace.policies.shared_rates import Lent, Wish
-from headrace.stores.limit_store import Answer, LimitStoreError
+from headrace.policies.shared_rates import Answer, Lent, LimitStoreError, Wish
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 

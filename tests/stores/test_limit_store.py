@@ -10,8 +10,8 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.core.leases import RateKey
 from headrace.core.tenant import RateUnit
-from headrace.policies.shared_rates import Lent, Wish
-from headrace.stores.limit_store import LimitStore, LimitStoreError
+from headrace.policies.shared_rates import Lent, LimitStoreError, Wish
+from headrace.stores.limit_store import LimitStore
 from tests.support.certificates import Authority
 from tests.support.tls_front import tls_front
 from tests.support.valkey import PASSWORD, ValkeyServer, binary, valkey_server

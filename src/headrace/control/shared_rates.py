@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from headrace.core.clock import Clock
 from headrace.core.leases import AskRate, GrantRate, RateKey, ReturnRate, WorkerId
 from headrace.policies.limits import LimitView
-from headrace.policies.shared_rates import SharedRate, Wish
-from headrace.stores.limit_store import Answer, LimitStoreError
+from headrace.policies.shared_rates import Answer, LimitStoreError, SharedRate, Wish
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 

@@ -41,6 +41,17 @@ class Lent(NamedTuple):
     left: float
 
 
+class LimitStoreError(Exception):
+    """The server can't be had, or refuses. The message holds no address."""
+
+
+class Answer(NamedTuple):
+    """How many hosts are there now, and what was lent for each wish, in their order."""
+
+    hosts: int
+    lent: list[Lent]
+
+
 class SharedRate:
     """One host's side of one rate.
 

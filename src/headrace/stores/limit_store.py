@@ -5,14 +5,14 @@ that the server has lost is not: its host has heard of the server before, and sa
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from valkey import asyncio as client
 from valkey import exceptions
 from valkey.asyncio.connection import SSLConnection, parse_url
 
 from headrace.core.errors import ConfigError
-from headrace.policies.shared_rates import Lent, Wish
+from headrace.policies.shared_rates import Answer, Lent, LimitStoreError, Wish
 
 # A host that was silent for longer is counted no more.
 HOST_GONE_S = 15.0
@@ -58,17 +58,6 @@ for index = 3, #KEYS do
 end
 return answer
 """
-
-
-class LimitStoreError(Exception):
-    """The server can't be had, or refuses. The message holds no address."""
-
-
-class Answer(NamedTuple):
-    """How many hosts are there now, and what was lent for each wish, in their order."""
-
-    hosts: int
-    lent: list[Lent]
 
 
 class LimitStore:
