@@ -305,13 +305,13 @@ def test_a_shadow_limit_refuses_nothing_and_says_what_it_would_have_refused(limi
     key = limited.service.key("tried", requests_per_minute=0)
     limited.service.cli("tenants", "set", "tried", "--shadow", "requests_per_minute=1,requests_burst=2")
     judged = limited.service.metric("headrace_shadow_requests_total")
+    refused = limited.service.metric("headrace_shadow_requests_total", verdict="rate_limited")
     assert [limited.service.chat(key)[0] for _ in range(5)] == [200] * 5
     assert limited.service.metric("headrace_shadow_requests_total") == judged + 5
-    assert limited.service.metric("headrace_shadow_requests_total", verdict="rate_limited") == 3
+    assert limited.service.metric("headrace_shadow_requests_total", verdict="rate_limited") == refused + 3
     lines = [line for line in limited.service.log_lines() if line["event"] == "limit.shadow"]
-    assert [(line["tenant"], line["model"], line["reason"]) for line in lines] == [
-        ("tried", "scripted", "rate_limited")
-    ] * 3
+    told = [(line["model"], line["reason"]) for line in lines if line["tenant"] == "tried"]
+    assert told == [("scripted", "rate_limited")] * 3
     limited.service.cli("tenants", "set", "tried", "--shadow", "none")
     assert limited.service.chat(key)[0] == 200
     assert limited.service.metric("headrace_shadow_requests_total") == judged + 5
@@ -320,9 +320,9 @@ def test_a_shadow_limit_refuses_nothing_and_says_what_it_would_have_refused(limi
 @pytest.mark.slow
 def test_tenants_show_tells_what_is_agreed_what_is_left_and_what_is_on_trial(limited: Edge) -> None:
     service = limited.service
-    key = service.key(
-        "watched", requests_per_minute=60, requests_burst=10, concurrency=8, tokens_per_minute=6000
-    )
+    # Rates so low that what comes back while a busy machine gets this far is not seen.
+    rates = {"requests_per_minute": 1, "requests_burst": 10, "tokens_per_minute": 60, "tokens_burst": 6000}
+    key = service.key("watched", concurrency=8, **rates)
     service.cli("tenants", "set", "watched", "--model-limits", "scripted:concurrency_max=4", "--weight", "3")
     service.cli("tenants", "set", "watched", "--shadow", "requests_per_minute=1,requests_burst=1")
     arguments = ("--requests-per-minute", "30", "--name", "ci")

@@ -6,7 +6,12 @@ import pytest
 
 from tests.gateway.rig import Rig, rig
 
-PAIR_CONFIG = """
+# An engine that a busy machine makes slow keeps its slots: tests hold all of them, and those that follow need them.
+SOLO_CONFIG = """
+[admission]
+adaptive_concurrency = false
+"""
+PAIR_CONFIG = f"""{SOLO_CONFIG}
 [request]
 retry_floor_per_s = 1000
 
@@ -18,14 +23,14 @@ rest_s = 0
 
 @pytest.fixture(scope="session")
 def solo_rig() -> Iterator[Rig]:
-    with rig({"slots": 64, "log": True}) as running:
+    with rig({"slots": 64, "log": True}, config=SOLO_CONFIG) as running:
         running.set_prices()
         yield running
 
 
 @pytest.fixture
 def solo(solo_rig: Rig) -> Iterator[Rig]:
-    """One engine with the default configuration, without faults; idle before and after each test."""
+    """One engine with the default configuration and a fixed number of slots, without faults; idle before and after each test."""
     solo_rig.set_faults("")
     yield solo_rig
     solo_rig.wait_until_idle()
