@@ -165,7 +165,7 @@ def test_how_much_a_tenant_may_spend_is_for_admins(port: Port, field: dict[str, 
         ),
         ("POST", "/admin/v1/prices", {"currency": "euro", "prices": {"input": "1"}}, "three capital letters"),
         ("POST", "/admin/v1/prices", {"currency": "EUR", "prices": {"input": 0.1}}, "expected `str`"),
-        ("POST", "/admin/v1/prices", {"currency": "EUR", "prices": {"imput": "1"}}, "imput"),
+        ("POST", "/admin/v1/prices", {"currency": "EUR", "prices": {"inputs": "1"}}, "inputs"),
         ("POST", "/admin/v1/prices", {"currency": "EUR", "prices": {"input": "much"}}, "price of `*`"),
         (
             "POST",

@@ -24,6 +24,6 @@ def test_a_file_of_authorities_that_is_gone_ends_nothing() -> None:
         ReplicaId("localhost:1"), "localhost", 1, 1, EngineTraits(name="vllm"), is_secure=True, ca_file="/nowhere.pem"
     )  # fmt: skip
     offered = Deployment("m", "m", frozenset({Task.CHAT}), "unpinned", (secure,))
-    watch.publish(FleetSnapshot({"m": offered}))
+    watch.publish(FleetSnapshot(1, {"m": offered}))
     asyncio.run(watch.round())
     assert (saved, failures) == ([], [])

@@ -108,6 +108,10 @@ def service(
         yield running, engine
 
 
+def is_forbidden(running: Provider, key: str) -> bool:
+    return running.post(CHAT, PROMPT, key=key, headers=HEADERS)[0] == 403
+
+
 def limits(running: Provider) -> None:
     """Each limit of a tenant, reached by a request full of canaries."""
     limited: dict[str, dict[str, int]] = {
@@ -123,9 +127,7 @@ def limits(running: Provider) -> None:
         ("scope", ["--endpoint", "/v1/embeddings"]),
     ):
         narrow = running.cli("keys", "create", "--tenant", "tokens", *narrowed).stdout.strip()
-        wait_until(
-            lambda key=narrow: running.post(CHAT, PROMPT, key=key, headers=HEADERS)[0] == 403, what=reason
-        )
+        wait_until(partial(is_forbidden, running, narrow), what=reason)
     running.cli("tenants", "create", "stays", "--location", "elsewhere")
     running.post(CHAT, PROMPT, key=running.key("stays"), headers=HEADERS)
     running.cli("tenants", "create", "poor", "--quota", "requests/total=1")

@@ -361,7 +361,7 @@ def pair() -> Iterator[Rig]:
         yield running
 
 
-def answer_in_silence(pair: Rig, way: Way, **request: str) -> Exchange:
+def answer_in_silence(pair: Rig, way: Way, **request: Any) -> Exchange:
     """What a worker says while the service is stopped."""
     os.kill(pair.provider.pid, signal.SIGSTOP)
     try:
