@@ -182,6 +182,7 @@ def test_the_admin_token_is_no_key_and_a_key_no_admin_token(edge: Edge) -> None:
 def post_on(kept: socket.socket, key: str, *, text: str = "hi") -> int:
     """One chat completion in one write on a connection that stays open; its status."""
     body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": text}]}).encode()
+    kept.settimeout(60.0)  # reading the answer before left it at moments
     kept.sendall(post("/v1/chat/completions", body, headers=f"authorization: Bearer {key}\r\n"))
     (answer,) = answers(read_answers(kept, count=1, silence_s=0.01).data)
     return answer.status
