@@ -5,6 +5,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,16 @@ def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, option: str) -> N
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.fixture
+def hears_hangups() -> Iterator[None]:
+    """Services of the test do; whoever runs the tests under nohup would have them ignore it, as they should."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_service_whose_terminal_is_gone_goes_on_and_stops_in_order(
     tmp_path: Path, number: signal.Signals
