@@ -220,6 +220,7 @@ def test_a_killed_worker_gives_back_all_that_it_held_and_is_replaced() -> None:
             assert all(each.result() in (502, 503) for each in again)
 
 
+@pytest.mark.alone
 def test_workers_killed_in_a_loop_under_load_leak_nothing() -> None:
     """T53: after twelve kills every gauge is zero, every slot and place is there, and no counter went down."""
     config = "[tenant_defaults]\nrequests_per_minute = 0\nconcurrency_max = 12\n"
@@ -263,8 +264,11 @@ def test_workers_killed_in_a_loop_under_load_leak_nothing() -> None:
         assert engine.stats()["running"] == 0
         assert running.metric("headrace_in_flight") == running.metric("headrace_queue_length") == 0
         assert sum(row["restarts"] for row in status["workers"]) == 12
-        # Each slot and each place is to be had: as many at once as before.
-        assert ask_often(running, key, times=60, at_once=6) == {200: 60}
+        # Each slot and each place is to be had, as many at once as before: what leaked would never come back.
+        wait_until(
+            lambda: ask_often(running, key, times=60, at_once=6) == {200: 60},
+            what="sixty answers without a refusal",
+        )
         assert engine.stats()["running_max"] <= 6
 
 

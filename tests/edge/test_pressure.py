@@ -67,6 +67,7 @@ def send_most_of_a_body(edge: Edge, connection: socket.socket, size: int) -> Non
         connection.sendall(head + b" " * size)
 
 
+@pytest.mark.alone
 def test_short_of_memory_it_refuses_and_lets_go_of_bodies_and_recovers() -> None:
     """T15: unfinished bodies up to a limit of 80 MiB more than it needs to live, and beyond; it is not killed."""
     with running_edge() as unloaded:
