@@ -5,7 +5,7 @@ from headrace.core.outcome import Reason
 from headrace.policies.pressure import Level, Memory, Pressure, Reading, Verdict, share_descriptors
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
-from headrace.telemetry.resources import Resources
+from headrace.telemetry.resources import Resources, release_free_memory
 
 RETRY_AFTER_S = 5.0
 
@@ -45,6 +45,8 @@ class Ladder:
     def step(self, *, lag_s: float, keeps_waiting: bool, now_s: float) -> bool:
         """Takes a reading; returns whether the level has changed. See policies.pressure.Reading."""
         before = self.verdict
+        if before.reason == "memory":  # bodies that were let go may still be in the allocator's hands
+            release_free_memory()
         reading = Reading(
             lag_s=lag_s,
             memories=self._resources.memories(),

@@ -1,5 +1,6 @@
 """How much memory and how many descriptors does this process use, and how many may it? Read from Linux, as files."""
 
+import ctypes
 import os
 import resource
 from collections.abc import Iterator
@@ -23,6 +24,13 @@ def raise_descriptor_limit() -> int:
         return DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
+
+
+def release_free_memory() -> None:
+    """Hands what the allocator keeps of freed memory back to the kernel, where the C library can (glibc: malloc_trim)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Resources:
