@@ -174,15 +174,24 @@ class RawSocket:
         return told
 
 
+class HandshakeRefused(Exception):
+    """It was answered with another status than 101."""
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__(head)
+        self.status = int(head.split()[1])
+
+
 @contextmanager
 def raw(port: int, key: str, *lines: str) -> Iterator[RawSocket]:
-    """A connection whose handshake was accepted."""
+    """A connection whose handshake was accepted. Raises HandshakeRefused."""
     with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as connection:
         connection.sendall(handshake(*lines, key=key))
         data = b""
         while not data.endswith(b"\r\n\r\n"):
             data += connection.recv(1)
-        assert data.startswith(b"HTTP/1.1 101 "), data
+        if not data.startswith(b"HTTP/1.1 101 "):
+            raise HandshakeRefused(data)
         yield RawSocket(connection)
 
 
