@@ -353,6 +353,14 @@ class Listener:
     def is_serving(self) -> bool:
         return self._network.listeners.get(self.address) is self
 
+    def accept(self, endpoint: "Endpoint") -> None:
+        """A connection that was made reaches the server; one that waited in the backlog of a closed socket is reset."""
+        if self.is_serving():
+            endpoint.start(self.factory())
+        else:
+            endpoint.start(asyncio.Protocol())
+            endpoint.reset()
+
     def close(self) -> None:
         if self.is_serving():
             del self._network.listeners[self.address]
@@ -407,7 +415,7 @@ class Network:
         far = Endpoint(self, f"{self._connections}:far")
         near.join(far, latency_s=latency_s)
         self.open[near] = self.open[far] = None
-        self.loop.call_later(latency_s, lambda: far.start(listener.factory()))
+        self.loop.call_later(latency_s, listener.accept, far)
         protocol = factory()
         near.start(protocol)
         try:
