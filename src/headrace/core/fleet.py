@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from headrace.core.ids import ReplicaId
+from headrace.core.ids import ReplicaId, TargetKey
 from headrace.core.isolation import CacheIsolation
 
 CHOICES_MAX = 8  # where nothing narrows it
+PPM = 1_000_000  # all of a route's traffic
+ARMS_MAX = 3  # so many revisions serve one name at once; see policies/routing.py
 
 
 class Task(StrEnum):
@@ -92,10 +94,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is offered under one model name.
+    """What is offered under one model name: one revision of it, a *target* of requests.
 
     Attributes:
-        name: The model name that callers use.
+        name: The model name that callers use, of all revisions the same.
         upstream_model: The name that its replicas know it by.
         tasks: What it can do.
         revision: Digest of everything that makes the answers (`sha256:...`), or "unpinned" for servers that others run.
@@ -109,6 +111,10 @@ class Deployment:
         choices_max: Largest `n` that one request may ask for.
         retry_after_s: How long a caller should wait while nothing is ready: the measured cold start where known.
         locations: Where its replicas run, also those that are not ready now.
+        version: Which of its applied versions this is; 0 for what has none.
+        waiting_room_max: So many requests may wait for its first replica while there is none: it was scaled to zero, and
+            their arrival has it started. 0 where being without replicas is a failure.
+        ready_expected_s: When the first replica is expected, by the monotonic clock; None: `retry_after_s` from now.
     """
 
     name: str
@@ -126,6 +132,14 @@ class Deployment:
     owner: str = "headrace"
     retry_after_s: float = 5.0
     locations: tuple[str, ...] = ()
+    version: int = 0
+    waiting_room_max: int = 0
+    ready_expected_s: float | None = None
+
+    @property
+    def key(self) -> TargetKey:
+        """Which target this is."""
+        return target_key(self.name, self.version)
 
     @property
     def cache_isolation(self) -> CacheIsolation | None:
@@ -134,14 +148,62 @@ class Deployment:
         return max((replica.traits.isolation for replica in self.replicas), key=order.index, default=None)
 
 
+def target_key(name: str, version: int) -> TargetKey:
+    return f"{name}@v{version}" if version else name
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One target's share of the requests for a name, in millionths."""
+
+    target: TargetKey
+    weight_ppm: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """A target that gets copies of so many millionths of the requests that were delivered; nobody sees its answers."""
+
+    target: TargetKey
+    share_ppm: int
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which targets serve one name. A name without a route is served by the target of that name.
+
+    Attributes:
+        arms: At least one. The first is the accepted revision: it takes over what the others can't serve.
+        is_sticky: A conversation stays with its arm.
+        is_experiment: Every arm is accepted: each takes over from one that has no ready replica.
+    """
+
+    arms: tuple[Arm, ...]
+    is_sticky: bool = True
+    mirror: Mirror | None = None
+    is_experiment: bool = False
+
+    def __post_init__(self) -> None:
+        assert 0 < len(self.arms) <= ARMS_MAX, f"a route has 1 to {ARMS_MAX} arms"
+        assert len({arm.target for arm in self.arms}) == len(self.arms), "each arm is another target"
+        assert all(arm.weight_ppm >= 0 for arm in self.arms), "no arm takes less than nothing"
+        assert sum(arm.weight_ppm for arm in self.arms) == PPM, "the arms share all of the traffic"
+
+    @property
+    def accepted(self) -> TargetKey:
+        return self.arms[0].target
+
+
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
     """Everything that is offered at one moment; replaced whole, never edited.
 
     Attributes:
         version: Grows by one with every publication.
-        deployments: By model name.
+        deployments: By their `key`.
+        routes: By the name that callers use, of the names that need one.
     """
 
     version: int = 0
-    deployments: dict[str, Deployment] = field(default_factory=dict)
+    deployments: dict[TargetKey, Deployment] = field(default_factory=dict)
+    routes: dict[str, Route] = field(default_factory=dict)

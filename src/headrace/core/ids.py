@@ -8,6 +8,8 @@ RequestId = NewType("RequestId", str)
 TenantId = NewType("TenantId", str)
 KeyId = NewType("KeyId", str)
 ReplicaId = NewType("ReplicaId", str)
+# One revision of one deployment: `chat@v3`, or the plain name where there are no versions. Keys queues, loads and paces.
+TargetKey = str
 
 
 def request_id(chance: Chance, *, wall_s: float) -> RequestId:
