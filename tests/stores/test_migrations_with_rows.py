@@ -38,6 +38,9 @@ ROWS = {
     "invoiced": "(correction, invoice) VALUES (1, 1)",
     "outbox": "(created_s, records, request_ids) VALUES (1.5, 1, '[\"req_1\"]')",
     "mirror": "(\"only\", seen_s, source) VALUES (1, 1.5, 'x')",
+    "deployment_version": "(name, version, file_text, spec, lock, digest, actor, applied_s)"
+    " VALUES ('chat', 1, 'f', '{}', '{}', 'sha256:1', 'cli:me', 1.5)",
+    "deployment_wanted": "(number, name, version, reason, actor, at_s) VALUES (1, 'chat', 1, 'apply', 'cli:me', 1.5)",
     "gateway": "(id, host, pid, version, schema_number, seen_s) VALUES ('g', 'h', 1, 'v', 1, 1.5)",
 }
 MADE_WITH_THEIR_TABLE = {"tenancy", "audit_head", "shipping", "installation"}

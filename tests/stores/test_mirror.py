@@ -200,6 +200,8 @@ def test_every_table_has_its_place(rig: Rig) -> None:
         "gateway",
         "usage_rejected",
         "engine_count",
+        "deployment_version",
+        "deployment_wanted",
     }
     assert tables == {*MIRRORED, *SHIPPED, *central_alone, *sent_by_others, *each_its_own}
     counted = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.config import text
 from headrace.config.ranges import check_ranges
-from headrace.config.sections import TABLES, Config
+from headrace.config.sections import Config
 from headrace.core.errors import ConfigError
 
 
@@ -25,6 +25,6 @@ def load(path: Path | None) -> Config:
 
 def parse(raw: dict[str, Any], *, file: str) -> Config:
     """A Config from the parsed TOML; split from `load` so that tests need no file."""
-    config = text.convert(raw, Config, tables=TABLES, file=file)
+    config = text.convert(raw, Config, file=file)
     check_ranges(config, file=file)
     return config

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -10,7 +11,6 @@ import msgspec
 from headrace.core.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
-Tables = Mapping[str, type[msgspec.Struct]]
 
 _KINDS = {
     "`int`": "a whole number",
@@ -19,71 +19,93 @@ _KINDS = {
     "`str`": "text in quotes",
     "`array`": "a list",
     "`object`": "a table",
+    " | null": "",
+    "`": "",
 }
-_TABLE = re.compile(r"(.+)\[(\d+)\]")
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_PATTERN = re.compile(r" matching regex .*", re.DOTALL)
 
 
-def convert(raw: dict[str, Any], kind: type[T], *, tables: Tables, file: str) -> T:
+def convert(raw: dict[str, Any], kind: type[T], *, file: str, forms: Mapping[str, str] | None = None) -> T:
     """The parsed TOML as that struct. Raises ConfigError naming file, key and nearest known key.
 
     Args:
-        tables: What stands in the file more than once, as `[[...]]`.
+        forms: What keys take whose text has a form, in words.
     """
-    _refuse_unknown_keys(raw, kind, tables=tables, file=file, path="")
+    _refuse_unknown_keys(raw, kind, file=file, path="")
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: {_told(error, raw, kind, tables)}") from error
+        raise ConfigError(f"{file}: {_told(error, raw, kind, forms or {})}") from error
 
 
-def _refuse_unknown_keys(
-    raw: dict[str, Any], kind: type[msgspec.Struct], *, tables: Tables, file: str, path: str
-) -> None:
-    known = {f.name: f.type for f in msgspec.structs.fields(kind)}
+def struct_in(annotation: Any) -> type[msgspec.Struct] | None:
+    """The struct that a key of that type holds: itself, or none, or a list of it."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := struct_in(inner)) is not None), None)
+
+
+def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, file: str, path: str) -> None:
+    known = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
     for key, value in raw.items():
         where = f"{path}{key}"
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean `{path}{near[0]}`?" if near else f"accepted: {', '.join(known)}"
             raise ConfigError(f"{file}: unknown key `{where}`; {hint}")
-        inner = known[key]
-        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            _refuse_unknown_keys(value, inner, tables=tables, file=file, path=f"{where}.")
-        elif where in tables and isinstance(value, list):
+        inner = struct_in(known[key])
+        if inner is None:
+            continue
+        if isinstance(value, dict):
+            _refuse_unknown_keys(value, inner, file=file, path=f"{where}.")
+        elif isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, dict):
-                    _refuse_unknown_keys(
-                        item, tables[where], tables=tables, file=file, path=f"{where}[{index}]."
-                    )
+                    _refuse_unknown_keys(item, inner, file=file, path=f"{where}[{index}].")
 
 
 def _told(
-    error: msgspec.ValidationError, raw: dict[str, Any], kind: type[msgspec.Struct], tables: Tables
+    error: msgspec.ValidationError,
+    raw: dict[str, Any],
+    kind: type[msgspec.Struct],
+    forms: Mapping[str, str],
 ) -> str:
     """What msgspec found wrong, in the words of a TOML file: the key first, then what it takes."""
     found, _, path = str(error).partition(" - at `$")
     key = path.removesuffix("`").lstrip(".")
     if found.startswith("Object missing required field"):
-        return f"`{key}.{found.split('`')[1]}` is required"
+        missing = found.split("`")[1]
+        return f"`{key}.{missing}` is required" if key else f"`{missing}` is required"
+    annotation, value = _at(key, raw, kind)
     if found.startswith("Invalid enum value"):
-        section, value = _where(key, raw, kind, tables)
-        accepted = get_args(get_type_hints(section)[key.rpartition(".")[2]])
-        return f"`{key}` must be one of {', '.join(map(repr, accepted))}, got {value!r}"
+        return f"`{key}` must be one of {', '.join(map(repr, _accepted(annotation)))}, got {value!r}"
+    if _PATTERN.search(found) is not None:
+        form = forms.get(key, "text of another form")
+        return f"`{key}` must be {form}, got {value!r}"
     for word, words in _KINDS.items():
         found = found.replace(word, words)
     return f"`{key}`: {found[0].lower()}{found[1:]}"
 
 
-def _where(
-    key: str, raw: dict[str, Any], kind: type[msgspec.Struct], tables: Tables
-) -> tuple[type[msgspec.Struct], Any]:
-    """The struct that has that key as a field, and what the file says there."""
-    section, _, name = key.rpartition(".")
-    said: Any = raw
-    for part in section.split("."):
-        table = _TABLE.fullmatch(part)
-        said = said[part] if table is None else said[table[1]][int(table[2])]
-    if (table := _TABLE.fullmatch(section)) is not None:
-        return tables[table[1]], said[name]
-    held: type[msgspec.Struct] = get_type_hints(kind)[section]
-    return held, said[name]
+def _at(key: str, raw: Any, kind: type[msgspec.Struct]) -> tuple[Any, Any]:
+    """The type of that key, and what the file says there."""
+    annotation: Any = kind
+    for name, index in _STEP.findall(key):
+        if index:
+            raw = raw[int(index)]
+            continue
+        held = struct_in(annotation)
+        assert held is not None, "only structs have keys"
+        annotation, raw = get_type_hints(held)[name], raw[name]
+    return annotation, raw
+
+
+def _accepted(annotation: Any) -> list[Any]:
+    """The values of an enumeration or a Literal, wherever it stands in the type."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [member.value for member in annotation]
+    found: list[Any] = []
+    for inner in get_args(annotation):
+        found += _accepted(inner) if isinstance(inner, type) or get_args(inner) else [inner]
+    return found

@@ -37,6 +37,9 @@ class Action(StrEnum):
     INVOICE_ISSUE = "invoice.issue"
     ADMIN_CREATE = "admin.create"
     ADMIN_REVOKE = "admin.revoke"
+    DEPLOYMENT_APPLY = "deployment.apply"
+    DEPLOYMENT_ROLLBACK = "deployment.rollback"
+    DEPLOYMENT_REMOVE = "deployment.remove"
 
 
 @dataclass(frozen=True, slots=True)

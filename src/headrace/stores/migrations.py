@@ -4,7 +4,7 @@ The SQL of a step is in the words that stores.database lists; statements that SQ
 `Dialects`. A step that stands behind yours on a rebase goes in front: yours becomes the newest.
 """
 
-from headrace.stores import money_tables, record_tables
+from headrace.stores import deployment_tables, money_tables, record_tables
 from headrace.stores.database import Dialects
 from headrace.stores.steps import Loss, Migration, append_only, append_only_gone, count_changes
 
@@ -339,5 +339,20 @@ MIGRATIONS: tuple[Migration, ...] = (
         "a copy of the price book follows its original",
         up=(money_tables.PRICE_COPIED,),
         down=(money_tables.PRICE_KEPT,),
+    ),
+    Migration(
+        "applied deployments",
+        up=(
+            deployment_tables.DEPLOYMENT_VERSION,
+            deployment_tables.DEPLOYMENT_WANTED,
+            "CREATE INDEX deployment_wanted_by_name ON deployment_wanted (name, number)",
+            *(append_only(table) for table in ("deployment_version", "deployment_wanted")),
+        ),
+        down=tuple(
+            step
+            for table in ("deployment_wanted", "deployment_version")
+            for step in (f"DROP TABLE {table}", append_only_gone(table))
+        ),
+        loses=(Loss("deployment_version", "applied versions of deployments"),),
     ),
 )

@@ -1,0 +1,28 @@
+"""What is kept of deployments that were applied? Every version, and which of them was wanted when: both only grow."""
+
+# `lock` is the revision with everything resolved, and `digest` its digest. The file is kept byte for byte.
+DEPLOYMENT_VERSION = """
+CREATE TABLE deployment_version (
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL CHECK (version >= 1),
+    file_text TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    lock TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    applied_s REAL NOT NULL,
+    PRIMARY KEY (name, version)
+) STRICT
+"""
+
+# The newest row of a name says which version of it is wanted; 0 for none, after it was removed.
+DEPLOYMENT_WANTED = """
+CREATE TABLE deployment_wanted (
+    number INTEGER NOT NULL PRIMARY KEY CHECK (number >= 1),
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL CHECK (version >= 0),
+    reason TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    at_s REAL NOT NULL
+) STRICT
+"""

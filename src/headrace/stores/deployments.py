@@ -1,0 +1,251 @@
+"""Which deployments were applied, and which version of each is wanted? Nothing that was applied is ever changed or lost.
+
+    store.apply(spec, revision, file_text)      a new version, wanted from now on; the one that is wanted, where nothing differs
+    store.want(name, 2, reason="rollback")      an older one again
+    store.remove(name)                          none of them; its versions stay, and so does their count
+
+The tables are in the data directory itself, also where tenants are kept in a central database: what runs on a machine is
+that machine's. Each change is in the audit log.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.core.clock import Clock
+from headrace.core.deployments import AppliedVersion, DeploymentSpec, Revision
+from headrace.core.errors import ConfigError
+from headrace.stores import agreements, audit, opening
+from headrace.stores.audit import Act, Action
+from headrace.stores.database import Database, Row
+
+REMOVED = 0
+# Of each name, besides the wanted one: a rollback to any of these needs nothing that has to be fetched again.
+ROLLBACK_TARGETS = 3
+
+_COLUMNS = "name, version, file_text, spec, lock, actor, applied_s"
+_NEWEST = "number IN (SELECT max(number) FROM deployment_wanted GROUP BY name)"
+
+
+class Wish(NamedTuple):
+    """That one version of a deployment should run.
+
+    Attributes:
+        version: REMOVED for none.
+        reason: A word: "apply", "rollback", "remove", or of whoever else decided it.
+        at_s: Unix seconds.
+    """
+
+    number: int
+    name: str
+    version: int
+    reason: str
+    actor: str
+    at_s: float
+
+
+class DeploymentStore:
+    """Applied versions and wishes; safe to call from several threads, and beside other processes.
+
+    Args:
+        database: In the data directory.
+        audited: Where the audit log is, if that is another one.
+    """
+
+    def __init__(
+        self, database: Database, *, clock: Clock, actor: str = "service", audited: Database | None = None
+    ) -> None:
+        self._database = database
+        self._audited = audited
+        self._clock = clock
+        self._actor = actor
+
+    def close(self) -> None:
+        self._database.close()
+        if self._audited is not None:
+            self._audited.close()
+
+    def acting(self, actor: str) -> "DeploymentStore":
+        """The same store, for what somebody else does."""
+        return DeploymentStore(self._database, clock=self._clock, actor=actor, audited=self._audited)
+
+    # What there is
+
+    def revision(self) -> int:
+        """Grows with every change of what is wanted."""
+        found = self._database.row("SELECT coalesce(max(number), 0) FROM deployment_wanted")
+        assert found is not None, "an aggregate has a row"
+        return int(found[0])
+
+    def wishes(self) -> dict[str, Wish]:
+        """The newest of every name that was ever applied, also of removed ones."""
+        rows = self._database.rows(
+            f"SELECT number, name, version, reason, actor, at_s FROM deployment_wanted WHERE {_NEWEST} ORDER BY name"
+        )
+        return {row[1]: Wish(*row) for row in rows}
+
+    def history(self, name: str) -> list[Wish]:
+        """All of one name, the oldest first."""
+        rows = self._database.rows(
+            "SELECT number, name, version, reason, actor, at_s FROM deployment_wanted WHERE name = ? ORDER BY number",
+            (name,),
+        )
+        return [Wish(*row) for row in rows]
+
+    def wanted(self) -> dict[str, AppliedVersion]:
+        """The version of each name that should run, by name; without those that were removed."""
+        rows = self._database.rows(
+            f"SELECT {', '.join(f'v.{column}' for column in _COLUMNS.split(', '))}"
+            " FROM deployment_version v JOIN deployment_wanted w ON w.name = v.name AND w.version = v.version"
+            f" WHERE w.{_NEWEST} ORDER BY v.name"
+        )
+        return {row[0]: _version(row) for row in rows}
+
+    def versions(self, name: str) -> list[AppliedVersion]:
+        """Every version of one name, the newest first."""
+        rows = self._database.rows(
+            f"SELECT {_COLUMNS} FROM deployment_version WHERE name = ? ORDER BY version DESC", (name,)
+        )
+        return [_version(row) for row in rows]
+
+    def version(self, name: str, number: int) -> AppliedVersion:
+        """Raises ConfigError, naming what there is."""
+        row = self._database.row(
+            f"SELECT {_COLUMNS} FROM deployment_version WHERE name = ? AND version = ?", (name, number)
+        )
+        if row is None:
+            self.require(name)
+            known = ", ".join(str(each.version) for each in self.versions(name))
+            raise ConfigError(f"{name} has no version {number}; it has {known}")
+        return _version(row)
+
+    def require(self, name: str) -> Wish:
+        """What is wanted of that name. Raises ConfigError, naming the nearest, where it was never applied."""
+        wishes = self.wishes()
+        if name not in wishes:
+            hint = agreements.nearest(name, list(wishes)) if wishes else "none was ever applied"
+            raise ConfigError(f"no deployment `{name}`; {hint}")
+        return wishes[name]
+
+    def rollback_target(self, name: str) -> AppliedVersion:
+        """The version that was wanted before the one that is. Raises ConfigError where there is none."""
+        wish = self.require(name)
+        for earlier in reversed(self.history(name)):
+            if earlier.version not in (wish.version, REMOVED):
+                return self.version(name, earlier.version)
+        raise ConfigError(f"{name} has nothing to go back to: only version {wish.version} was ever wanted")
+
+    def pins(self) -> set[str]:
+        """SHA-256 of every artifact that may be needed at once: what is wanted, and what was last before it."""
+        kept: set[str] = set()
+        for name, wish in self.wishes().items():
+            numbers = [wish.version] if wish.version != REMOVED else []
+            for earlier in reversed(self.history(name)):
+                if len(numbers) <= ROLLBACK_TARGETS and earlier.version not in (*numbers, REMOVED):
+                    numbers.append(earlier.version)
+            for number in numbers:
+                artifacts = self.version(name, number).revision.artifacts().values()
+                kept |= {artifact.sha256 for artifact in artifacts if artifact.sha256}
+        return kept
+
+    # What is done
+
+    def apply(self, spec: DeploymentSpec, revision: Revision, file_text: str) -> tuple[AppliedVersion, bool]:
+        """The version that says this, wanted from now on; and whether anything changed.
+
+        Nothing does where the wanted version has the same spec and the same revision, whatever its file looks like.
+        """
+        name = spec.name
+        with self._database.transaction():
+            wish = self.wishes().get(name)
+            if wish is not None and wish.version != REMOVED:
+                current = self.version(name, wish.version)
+                if (current.spec, current.revision) == (spec, revision):
+                    return current, False
+            row = self._database.row(
+                "INSERT INTO deployment_version (name, version, file_text, spec, lock, digest, actor, applied_s)"
+                " SELECT ?, coalesce(max(version), 0) + 1, ?, ?, ?, ?, ?, ? FROM deployment_version WHERE name = ?"
+                f" RETURNING {_COLUMNS}",
+                (
+                    name,
+                    file_text,
+                    msgspec.json.encode(spec).decode(),
+                    msgspec.json.encode(revision).decode(),
+                    revision.digest,
+                    self._actor,
+                    self._clock.wall_s(),
+                    name,
+                ),
+            )
+            assert row is not None, "RETURNING has a row"
+            applied = _version(row)
+            self._wish(name, applied.version, "apply", Action.DEPLOYMENT_APPLY, digest=revision.digest)
+        return applied, True
+
+    def want(self, name: str, version: int, *, reason: str = "rollback") -> bool:
+        """That version is wanted from now on; whether that changes anything. Raises ConfigError where there is none."""
+        with self._database.transaction():
+            target = self.version(name, version)
+            if self.require(name).version == version:
+                return False
+            self._wish(name, version, reason, Action.DEPLOYMENT_ROLLBACK, digest=target.revision.digest)
+        return True
+
+    def remove(self, name: str) -> bool:
+        """No version is wanted any more; whether one was. Raises ConfigError for a name that was never applied."""
+        with self._database.transaction():
+            if self.require(name).version == REMOVED:
+                return False
+            self._wish(name, REMOVED, "remove", Action.DEPLOYMENT_REMOVE)
+        return True
+
+    def _wish(self, name: str, version: int, reason: str, action: Action, *, digest: str = "") -> None:
+        """Inside the transaction of whoever decides it."""
+        now_s = self._clock.wall_s()
+        before = self.wishes().get(name)
+        self._database.execute(
+            "INSERT INTO deployment_wanted (number, name, version, reason, actor, at_s)"
+            " SELECT coalesce(max(number), 0) + 1, ?, ?, ?, ?, ? FROM deployment_wanted",
+            (name, version, reason, self._actor, now_s),
+        )
+        old = {} if before is None else {"version": before.version or None}
+        new: dict[str, object] = {"version": version or None, "reason": reason}
+        if digest:
+            new["digest"] = digest
+        act = Act(now_s, self._actor, action, name, changes=audit.differences(old, new))
+        if self._audited is None:
+            audit.record(self._database, act)
+            return
+        # Before the change is committed here: an entry too many is found, one that is missing isn't.
+        with self._audited.transaction():
+            audit.record(self._audited, act)
+
+
+def open_deployments(data: Path, *, clock: Clock, actor: str = "service") -> DeploymentStore:
+    """The store of that data directory."""
+    local = opening.open_local(data)
+    try:
+        audited = opening.open_database(data) if opening.remembered(data) else None
+    except BaseException:
+        local.close()
+        raise
+    return DeploymentStore(local, clock=clock, actor=actor, audited=audited)
+
+
+def _version(row: Row) -> AppliedVersion:
+    name, version, file_text, spec, lock, actor, applied_s = row
+    try:
+        return AppliedVersion(
+            name=name,
+            version=version,
+            spec=msgspec.json.decode(spec, type=DeploymentSpec),
+            revision=msgspec.json.decode(lock, type=Revision),
+            applied_s=applied_s,
+            actor=actor,
+            file_text=file_text,
+        )
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{name}: its version {version} was applied by a newer headrace ({error})"
+        ) from error
