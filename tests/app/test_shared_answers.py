@@ -15,6 +15,7 @@ import pytest
 
 from headrace.app import link as wire
 from headrace.app.answers import UNSENT_BYTES_MAX, AnswerDesk, SharedAnswers
+from headrace.app.pair import Line
 from headrace.config import IdempotencyConfig
 from headrace.core.clock import SystemClock
 from headrace.core.errors import Saturated
@@ -288,9 +289,7 @@ def test_of_an_answer_while_the_service_does_not_read_only_that_it_was_given_is_
     async def claim(ends: Ends) -> None:
         for key in (b"a", b"b"):
             assert await ends.begin(key) is Known.NEW
-        ends.worker.send(
-            wire.Line("x" * (UNSENT_BYTES_MAX + 2**20))
-        )  # most of it doesn't fit into the socket
+        ends.worker.send(Line("x" * (UNSENT_BYTES_MAX + 2**20)))  # most of it doesn't fit into the socket
         ends.answers.keep(TENANT, b"a", kept(b"answer"))
         await ends.settle(4)
         ends.answers.keep(TENANT, b"b", kept(b"answer"))

@@ -57,6 +57,14 @@ SAID: dict[str, Any] = {
             ],
         }
     ],
+    "controller": {
+        "state": "ready",
+        "pid": 41,
+        "restarts": 2,
+        "reason": "killed by SIGKILL",
+        "is_behind": True,
+        "silent_s": 4.2,
+    },
     "ledger": {"backlog": 0, "committed": 1842, "failed": 0},
 }
 
@@ -102,6 +110,7 @@ def test_status_shows_the_service_its_models_and_its_replicas(
     assert lines[1:] == [
         "connections 5, in flight 2, queued 1",
         "requests since the start: 40 delivered, 26 refused (20 queue_full, 6 rate_limited), 1 failed (1 upstream_lost)",
+        "controller ready, behind: silent for 4 s, pid 41, 2 restarts (killed by SIGKILL)",
         "usage records: 1842 on disk, 0 waiting, 0 failures",
         "prompt cache of small-0: its salts may be ignored",
         "",

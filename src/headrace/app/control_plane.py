@@ -1,18 +1,19 @@
 """The control plane, put together: engines and upstreams kept true, and each change of them told and counted."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.config import Config, resolve_secret
 from headrace.control.launchers import ProcessLauncher
-from headrace.control.reconciler import Reconciler
+from headrace.control.reconciler import Reconciler, refuse_twins
 from headrace.control.replica import EngineSpec
 from headrace.control.status import ReplicaStatus, announcement
+from headrace.control.upstreams import Remembered
 from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.core.clock import Clock
-from headrace.core.fleet import Deployment, FleetSnapshot, ReplicaState
+from headrace.core.fleet import FleetSnapshot, ReplicaState
 from headrace.core.ids import ReplicaId
 from headrace.core.isolation import CacheIsolation
 from headrace.stores.registry import StoredModel
@@ -24,10 +25,12 @@ class ControlPlane:
     """Publishes what is offered, to one data plane or to many.
 
     Args:
+        before: What an earlier one has published, and what is in force.
+        remembered: What it knew of the upstreams.
         publish: Gets every new snapshot.
         found: Gets the id of a server that answers a probe after it had not answered one.
         tell: Gets lines for the person who started the service.
-        first_ready: Called once, when the first replica is ready.
+        changed: Called after each change of a replica, once it is told and counted.
     """
 
     def __init__(
@@ -36,47 +39,39 @@ class ControlPlane:
         data: Path,
         models: Sequence[StoredModel],
         *,
+        before: FleetSnapshot,
+        remembered: Mapping[ReplicaId, Remembered],
         publish: Callable[[FleetSnapshot], None],
         found: Callable[[ReplicaId], None],
         tell: Callable[[str], None],
-        first_ready: Callable[[], None],
+        changed: Callable[[], None],
         metrics: Metrics,
         log: Log,
         clock: Clock,
         chance: random.Random,
     ) -> None:
-        self._publish = publish
         self._tell = tell
-        self._first_ready = first_ready
+        self._changed = changed
         self._metrics = metrics
         self._log = log
-        self._was_ready = False
         self._seen: dict[tuple[str, str], tuple[ReplicaState, int, bool]] = {}  # by replica and model
         self._engines = frozenset(model.name for model in models)
-        self.deployments: dict[str, Deployment] = {}
         self._reconciler = Reconciler(
             [_engine_spec(config, model) for model in models],
-            [
-                UpstreamServer(
-                    upstream.url,
-                    upstream.slots,
-                    f"Bearer {resolve_secret(upstream.api_key, key=f'upstreams[{index}].api_key')}"
-                    if upstream.api_key
-                    else "",
-                    upstream.ca_file,
-                    None if upstream.cache_isolation == "auto" else CacheIsolation(upstream.cache_isolation),
-                    upstream.shared_cache_reason,
-                    upstream.location or config.server.location,
-                )
-                for index, upstream in enumerate(config.upstreams)
-            ],
+            _upstreams(config),
             launcher=ProcessLauncher(logs=data / "logs"),
             clock=clock,
             chance=chance,
-            publish=self._published,
+            publish=publish,
             observe=self._observed,
             found=found,
+            before=before,
+            remembered=remembered,
         )
+        for status in self._reconciler.status():
+            if status.replica in remembered:  # told by who learned it
+                self._count(status)
+                self._is_news(status)
 
     async def run(self) -> None:
         """Until cancelled; then every engine is stopped within its grace."""
@@ -86,12 +81,20 @@ class ControlPlane:
         """Every replica at this moment."""
         return self._reconciler.status()
 
-    def _published(self, snapshot: FleetSnapshot) -> None:
-        self.deployments = snapshot.deployments
-        self._publish(snapshot)
+    def remember(self) -> dict[ReplicaId, Remembered]:
+        """What is known of the upstreams, for the next one in this one's place."""
+        return self._reconciler.remember()
 
     def _observed(self, status: ReplicaStatus) -> None:
-        """A replica changed or was scraped: gauges, and for changes a log line and a word to the terminal."""
+        """A replica changed or was scraped: gauges, and for news a log line and a word to the terminal."""
+        self._count(status)
+        if self._is_news(status):
+            self._log_change(status)
+            if line := announcement(status, is_ours=status.deployment in self._engines):
+                self._tell(line)
+        self._changed()
+
+    def _count(self, status: ReplicaStatus) -> None:
         metrics, labels = self._metrics, (status.deployment, status.replica)
         metrics.replica_ready.labels(*labels).set(status.state is ReplicaState.READY)
         metrics.replica_restarts.labels(*labels).set(status.restarts)
@@ -104,17 +107,17 @@ class ControlPlane:
         ):
             if gauge in status.gauges:
                 family.labels(*labels).set(status.gauges[gauge])
+
+    def _is_news(self, status: ReplicaStatus) -> bool:
         key = (status.replica, status.deployment)
         # An engine that ended is first withdrawn, and only then is it known why; other reasons come and go untold.
         is_explained = status.state is ReplicaState.PENDING and status.reason != ""
-        if self._seen.get(key) == (status.state, status.generation, is_explained):
-            return
-        self._seen[key] = (status.state, status.generation, is_explained)
-        self._replica_changed(status)
-        if line := announcement(status, is_ours=status.deployment in self._engines):
-            self._tell(line)
+        news = (status.state, status.generation, is_explained)
+        is_new = self._seen.get(key) != news
+        self._seen[key] = news
+        return is_new
 
-    def _replica_changed(self, status: ReplicaStatus) -> None:
+    def _log_change(self, status: ReplicaStatus) -> None:
         facts: dict[str, Any] = {
             "replica": status.replica,
             "model": status.deployment,
@@ -135,15 +138,37 @@ class ControlPlane:
                     self._metrics.replica_cold_start_seconds.labels(
                         status.deployment, status.replica, stage.removesuffix("_s")
                     ).set(seconds)
-                if not self._was_ready:
-                    self._was_ready = True
-                    self._first_ready()
             case ReplicaState.FAILED:
                 self._log.event("replica.failed", **facts, reason=status.reason, restarts=status.restarts)
             case ReplicaState.PENDING if status.reason:
                 self._log.event("replica.lost", **facts, reason=status.reason, restarts=status.restarts)
             case _:
                 pass
+
+
+def check(config: Config, models: Sequence[StoredModel]) -> None:
+    """Raises ConfigError for what no control plane could keep true, before anything is started."""
+    refuse_twins("engine", [model.name for model in models])
+    for upstream in _upstreams(config):
+        upstream.address()
+
+
+def _upstreams(config: Config) -> list[UpstreamServer]:
+    """Raises ConfigError for a secret that isn't there."""
+    return [
+        UpstreamServer(
+            upstream.url,
+            upstream.slots,
+            f"Bearer {resolve_secret(upstream.api_key, key=f'upstreams[{index}].api_key')}"
+            if upstream.api_key
+            else "",
+            upstream.ca_file,
+            None if upstream.cache_isolation == "auto" else CacheIsolation(upstream.cache_isolation),
+            upstream.shared_cache_reason,
+            upstream.location or config.server.location,
+        )
+        for index, upstream in enumerate(config.upstreams)
+    ]
 
 
 def _engine_spec(config: Config, model: StoredModel) -> EngineSpec:

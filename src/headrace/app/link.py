@@ -1,13 +1,12 @@
-"""How do the service and its workers talk? Messages over a socket pair, whose end is the end of the other side."""
+"""How do the service and its workers talk? What is to be served and lent down; records, reports and questions up."""
 
-import asyncio
 import socket
 from collections.abc import Callable
-from typing import cast
 
 import msgspec
 
-import headrace
+from headrace.app import pair
+from headrace.app.pair import Line
 from headrace.app.report import PlaneReport
 from headrace.config import Config
 from headrace.core.fleet import FleetSnapshot
@@ -34,11 +33,7 @@ from headrace.core.leases import (
 from headrace.core.signing import KeySet
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.gateway.idempotency import KeptAnswer
-from headrace.protocols.frames import FrameParser, FrameTooLarge, frame
 from headrace.telemetry.merging import MetricsState
-
-# A service may outlive the files that it was started from; a worker of another version must not join it.
-VERSION = f"1 {headrace.__version__}"
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -66,12 +61,6 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=23):
     answers: int
     plane: PlaneReport
     metrics: MetricsState
-
-
-class Line(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """Up: a line for the log."""
-
-    text: str
 
 
 class Records(msgspec.Struct, frozen=True, array_like=True, tag=25):
@@ -247,72 +236,21 @@ Down = (
     | RecallEscrow
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_UP = msgspec.msgpack.Decoder(Up)
-_DOWN = msgspec.msgpack.Decoder(Down)
+Link = pair.Link[Up | Down | EncodedRecords]
 
-
-class Link(asyncio.Protocol):
-    """One end of the pair. `lost` is called once, when the other end is gone, or doesn't make sense: then `fault` says why."""
-
-    def __init__(
-        self,
-        decoder: "msgspec.msgpack.Decoder[Up] | msgspec.msgpack.Decoder[Down]",
-        received: Callable[..., None],
-        lost: Callable[[], None],
-    ) -> None:
-        self._decoder = decoder
-        self._received = received
-        self._lost = lost
-        self._frames = FrameParser()
-        self.fault = ""
-        self._transport: asyncio.Transport | None = None
-
-    def send(self, message: Up | Down | EncodedRecords) -> None:
-        """Sends it, or drops it when the other end is gone, which is told by `lost`."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(_encoder.encode(message)))
-
-    @property
-    def unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def close(self) -> None:
-        """Sends what is still to be sent, and ends."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            messages = [self._decoder.decode(each) for each in self._frames.feed(data)]
-        except (FrameTooLarge, msgspec.DecodeError) as error:
-            self.fault = f"sent what makes no sense: {error}"
-            self.close()
-            return
-        for message in messages:
-            self._received(message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lost()
+_UP: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
+_DOWN: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 
 async def service_end(
     end: socket.socket, *, received: Callable[[Up], None], lost: Callable[[], None]
 ) -> Link:
     """The service's end of a pair."""
-    return await _linked(end, Link(_UP, received, lost))
+    return await pair.linked(end, Link(_UP, received, lost))
 
 
 async def worker_end(
     end: socket.socket, *, received: Callable[[Down], None], lost: Callable[[], None]
 ) -> Link:
     """The worker's end of a pair."""
-    return await _linked(end, Link(_DOWN, received, lost))
-
-
-async def _linked(end: socket.socket, link: Link) -> Link:
-    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=end)
-    return link
+    return await pair.linked(end, Link(_DOWN, received, lost))

@@ -39,3 +39,10 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def how_it_ended(status: int) -> str:
+    """A process, by its exit status as asyncio has it: negative for a signal."""
+    if -status in signal.valid_signals():
+        return f"killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"

@@ -1,6 +1,7 @@
 """The composition root: builds the service from its configuration, starts and stops its parts in order."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -8,18 +9,18 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import headrace
-from headrace.app import admin
+from headrace.app import admin, control_plane
 from headrace.app.budgets import begin_budgets
 from headrace.app.central import Central
-from headrace.app.control_plane import ControlPlane
+from headrace.app.controller_seat import ControllerSeat
 from headrace.app.data_plane import DataPlane
+from headrace.app.front import Front
 from headrace.app.process import calm_the_collector
 from headrace.app.reconciliation import Reconciliation
 from headrace.app.records import OwnRecords, journals, open_journal
-from headrace.app.report import PlaneReport
 from headrace.app.shared_limits import begin_shared_rates
 from headrace.app.status import REQUEST_COUNTS, ended_requests, service_status
 from headrace.app.tenant_use import LimitsInForce
@@ -31,11 +32,6 @@ from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, leaves
 from headrace.core.fleet import Deployment, FleetSnapshot
-from headrace.core.ids import ReplicaId, TenantId
-from headrace.core.signing import KeySet
-from headrace.policies.levels import Level
-from headrace.policies.limits import LevelUse
-from headrace.policies.shadow import ShadowView
 from headrace.stores import opening, prices, sqlite, tenants
 from headrace.stores.ledger import Adoption, Ledger
 from headrace.stores.registry import StoredModel
@@ -46,65 +42,10 @@ from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.strays import capture_strays
 
 ON_LOOP_LIMIT_S = 2.0
+FIRST_REPORT_S = 10.0
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
-
-
-class Front(Protocol):
-    """What serves the public port: a data plane in this process, or workers with one each."""
-
-    @property
-    def key_count(self) -> int:
-        """API keys that every one of them knows."""
-        ...
-
-    @property
-    def ticked_s(self) -> float:
-        """When its loop last turned, by the clock."""
-        ...
-
-    async def run(self, *, opened: Callable[[int], None]) -> None:
-        """Serves until cancelled; `opened` gets the port. Raises ConfigError where the port can't be had."""
-        ...
-
-    def publish(self, snapshot: FleetSnapshot) -> None: ...
-
-    def take_keys(self, key_set: KeySet) -> None:
-        """An identity provider's keys were looked at."""
-        ...
-
-    def found(self, replica: ReplicaId) -> None:
-        """A probe has found a replica after it had not answered one."""
-        ...
-
-    async def drain(self) -> int:
-        """No new work; waits for what is in progress, cuts what lasts too long, and returns how many were cut."""
-        ...
-
-    def end_drain(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    async def reports(self) -> list[PlaneReport]:
-        """One for each data plane that serves."""
-        ...
-
-    async def counted(self) -> Sequence[MetricsState]:
-        """What other processes have counted."""
-        ...
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The workers as status shows them."""
-        ...
-
-    async def limit_uses(self, levels: Sequence[Level]) -> list[LevelUse]:
-        """How much of each is in use now."""
-        ...
-
-    def shadow_view(self, tenant: TenantId) -> ShadowView:
-        """What a tenant's shadow limits would have refused."""
-        ...
 
 
 class Service:
@@ -154,6 +95,7 @@ class Service:
             on_commit=lambda settled: self._tell_commit(settled),
             on_adoption=self._ledger_adopted,
         )
+        control_plane.check(config, models)
         opening.prepare(data, config.stores.database)
         self._central = self._begin_central()
         self._ledger.start(journals(data))
@@ -194,8 +136,8 @@ class Service:
             self._admin_port = self._admin.start()
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    tasks.create_task(self._front.run(opened=self._opened), name="front"),
                     tasks.create_task(self._control.run(), name="control"),
+                    tasks.create_task(self._serve(), name="front"),
                     tasks.create_task(self._issuers.run(), name="issuers"),
                     tasks.create_task(self._budgets.run(), name="budgets"),
                     tasks.create_task(self._reconciliation.run(), name="reconciliation"),
@@ -293,8 +235,8 @@ class Service:
         self._tell_commit = workers.committed
         return workers
 
-    def _build_control(self, models: Sequence[StoredModel], chance: random.Random) -> ControlPlane:
-        return ControlPlane(
+    def _build_control(self, models: Sequence[StoredModel], chance: random.Random) -> ControllerSeat:
+        return ControllerSeat(
             self._config,
             self._data,
             models,
@@ -326,7 +268,7 @@ class Service:
             server.admin_port,
             admin_token(self._data / "run"),
             metrics=self._metrics,
-            elsewhere=lambda: self._on_loop(self._front.counted()),
+            elsewhere=lambda: self._on_loop(self._counted()),
             status=lambda: self._on_loop(self._status()),
             heartbeat=lambda: self._clock.now_s() - self._front.ticked_s,
             log=self._log,
@@ -341,6 +283,14 @@ class Service:
             ),
             find=admin.finder(self._identity),
         )
+
+    async def _serve(self) -> None:
+        """The port opens once it is known what is offered, so that the first caller finds the models; but not much later for
+        a controller that doesn't get there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_REPORT_S):
+                await self._control.first_report.wait()
+        await self._front.run(opened=self._opened)
 
     async def _drain(self) -> int:
         server = self._config.server
@@ -441,6 +391,9 @@ class Service:
     async def _deployments(self) -> Mapping[str, Deployment]:
         return self._control.deployments
 
+    async def _counted(self) -> Sequence[MetricsState]:
+        return [*await self._front.counted(), *self._control.counted()]
+
     async def _status(self) -> dict[str, Any]:
         counted = await self._front.counted()
         return service_status(
@@ -448,6 +401,7 @@ class Service:
             self._control.deployments,
             self._control.replicas(),
             uptime_s=self._clock.now_s() - self._started_s,
+            controller=self._control.status(),
             workers=self._front.rows(),
             budgets=self._budgets.rows(),
             central=None if self._central is None else self._central.status(),

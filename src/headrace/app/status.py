@@ -23,6 +23,7 @@ def service_status(
     uptime_s: float,
     ledger: Mapping[str, int],
     requests: Mapping[str, Mapping[str, int]],
+    controller: Mapping[str, Any] | None = None,
     workers: Sequence[Mapping[str, Any]] = (),
     budgets: Sequence[Mapping[str, Any]] = (),
     central: Mapping[str, Any] | None = None,
@@ -31,6 +32,7 @@ def service_status(
     """Sums over the data planes; the keys' revision is the oldest that any of them goes by.
 
     Args:
+        controller: The process that keeps replicas true, as the service sees it.
         requests: How many ended how, by outcome and reason.
         central: How the central database fares; None where there is none.
         limit_store: The same of the store that hosts share their rates in.
@@ -53,6 +55,7 @@ def service_status(
         "ledger": dict(ledger),
         "central": central and dict(central),
         "limit_store": limit_store and dict(limit_store),
+        "controller": controller and dict(controller),
         "workers": [dict(row) for row in workers],
         "budgets": [dict(row) for row in budgets],
     }

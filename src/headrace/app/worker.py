@@ -12,7 +12,6 @@ import random
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import assert_never
 
@@ -23,6 +22,7 @@ from headrace.app.answers import SharedAnswers
 from headrace.app.data_plane import DataPlane
 from headrace.app.gateway_parts import Lender
 from headrace.app.link import Down, Link
+from headrace.app.pair import VERSION, LinkLines
 from headrace.app.process import calm_the_collector, die_with_parent
 from headrace.app.records import LinkRecords, open_journal
 from headrace.core.clock import SystemClock
@@ -43,7 +43,6 @@ from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.strays import capture_strays
 
 REPORT_EVERY_S = 1.0
-UNSENT_BYTES_MAX = 1024 * 1024
 LINK_FD = 0
 
 
@@ -69,7 +68,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._stop.set)
         self._link = await wire.worker_end(end, received=self._received, lost=self._lost)
-        self._link.send(wire.Hello(wire.VERSION, os.getpid()))
+        self._link.send(wire.Hello(VERSION, os.getpid()))
         cut: int | None = None
         try:
             cut = await self._serve(await self._started)
@@ -89,7 +88,7 @@ class Worker:
 
     async def _serve(self, start: wire.Start) -> int:
         """Returns how many requests were cut at the end."""
-        log = Log(_LinkLines(self._link), self._clock, worker=start.worker)
+        log = Log(LinkLines(self._link), self._clock, worker=start.worker)
         capture_strays(log)
         self._answers = SharedAnswers(self._link, start.config.idempotency)
         data = Path(start.data)
@@ -188,28 +187,6 @@ class Worker:
         if self._plane is not None:
             self._plane.fill_gauges()
             self._link.send(wire.Report(answers, self._plane.report(), state_of(self._metrics)))
-
-
-class _LinkLines:
-    """The log's stream: lines go to the service, which owns the file. Safe from any thread of this process."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-
-    def write(self, text: str) -> None:
-        if threading.get_ident() == self._thread:
-            self._send(text)
-        else:
-            self._loop.call_soon_threadsafe(self._send, text)
-
-    def flush(self) -> None:
-        """Every line is sent at once."""
-
-    def _send(self, text: str) -> None:
-        if self._link.unsent_bytes < UNSENT_BYTES_MAX:  # a service that doesn't read must not fill our memory
-            self._link.send(wire.Line(text))
 
 
 async def _run() -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +12,8 @@ from headrace.app import link as wire
 from headrace.app.answers import AnswerDesk
 from headrace.app.gateway_parts import answer_table, shadow_limiter
 from headrace.app.link import Up
+from headrace.app.pair import VERSION, Line
+from headrace.app.process import how_it_ended
 from headrace.app.records import journal_of
 from headrace.app.report import PlaneReport
 from headrace.app.seats import Seat
@@ -108,10 +109,8 @@ class Workers:
         self._snapshot = FleetSnapshot()
         self._key_sets: dict[str, KeySet] = {}
         self._gone = Metrics()
-        for ours in (self._metrics, self._gone):
-            # The smallest of the workers' is shown, and what nobody sets must not be it.
-            ours.memory_left_bytes.remove()
-            ours.tls_expiry_days.remove()
+        merging.forget_minima(self._metrics)
+        merging.forget_minima(self._gone)
         self._questions = 0
         self._draining = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -302,7 +301,7 @@ class Workers:
             seat.kill(seat.verdict)
             self._ended(seat)
             seat.link.close()
-        return seat.verdict or seat.refusal or seat.link.fault or _how(status), status
+        return seat.verdict or seat.refusal or seat.link.fault or how_it_ended(status), status
 
     async def _end_of(self, process: asyncio.subprocess.Process, gone: asyncio.Event, seat: Seat) -> int:
         """Waits until the link and the process have ended, whichever is first. Returns the exit status."""
@@ -362,7 +361,7 @@ class Workers:
                 self._owe(seat, 1)
             case wire.KeyMissing(issuer):
                 self._key_missing(issuer)
-            case wire.Line(text):
+            case Line(text):
                 self._log.relay(text)
             case wire.Report(answers, plane, counted):
                 seat.report, seat.counted = plane, counted
@@ -381,8 +380,8 @@ class Workers:
                 assert_never(message)
 
     def _welcome(self, seat: Seat, version: str) -> None:
-        if version != wire.VERSION:
-            seat.kill(f"it is version {version}, this service {wire.VERSION}: restart the service")
+        if version != VERSION:
+            seat.kill(f"it is version {version}, this service {VERSION}: restart the service")
             return
         assert seat.link is not None
         seat.link.send(wire.Start(self._config, str(self._data), self._port, seat.number, len(self._seats)))
@@ -459,9 +458,3 @@ class Workers:
                 number = seat.owed.popleft()[1]
             if number and seat.link is not None:
                 seat.link.send(wire.Committed(number))
-
-
-def _how(status: int) -> str:
-    if -status in signal.valid_signals():
-        return f"killed by {signal.Signals(-status).name}"
-    return f"ended with status {status}"

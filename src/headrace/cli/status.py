@@ -133,6 +133,8 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
         lines.append(
             f"under pressure: short of {_shown(pressure['reason'])}, {_given_up(pressure.get('level'))}"
         )
+    if controller := status.get("controller"):
+        lines.append(_controller(controller))
     ledger = status.get("ledger")
     if ledger:
         lines.append(
@@ -154,6 +156,18 @@ def _cache_risks(deployments: list[dict[str, Any]]) -> list[str]:
         if risk := replica.get("cache_risk"):
             found.setdefault(_shown(risk), {})[_shown(replica.get("id"))] = None
     return [f"prompt cache of {', '.join(replicas)}: {risk}" for risk, replicas in found.items()]
+
+
+def _controller(controller: dict[str, Any]) -> str:
+    """Whether it keeps up, and why the last one ended."""
+    state = _shown(controller.get("state"))
+    if controller.get("is_behind"):
+        state += f", behind: silent for {_duration(controller.get('silent_s'))}"
+    restarts, reason = controller.get("restarts"), controller.get("reason")
+    ended = f", {restarts} restarts" if restarts else ""
+    return f"controller {state}, pid {_shown(controller.get('pid'))}{ended}" + (
+        f" ({_brief(_shown(reason))})" if reason else ""
+    )
 
 
 def _central(central: dict[str, Any]) -> list[str]:

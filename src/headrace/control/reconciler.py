@@ -2,20 +2,23 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from headrace.control import upstreams as upstream_servers
 from headrace.control.launchers import ProcessLauncher
 from headrace.control.replica import EngineLimits, EngineReplica, EngineSpec
 from headrace.control.status import ReplicaStatus
-from headrace.control.upstreams import Upstream, UpstreamLimits, UpstreamWatch
+from headrace.control.upstreams import Remembered, Upstream, UpstreamLimits, UpstreamWatch
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
-from headrace.core.fleet import Deployment, FleetSnapshot
+from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.policies.restart import RestartPolicy
+
+NOTHING = FleetSnapshot()
+NOBODY: Mapping[ReplicaId, Remembered] = {}
 
 
 class Reconciler:
@@ -25,6 +28,8 @@ class Reconciler:
         publish: Gets a whole new snapshot, its version one higher, whenever deployments or replicas change.
         observe: Gets the status of a replica whenever it changes or was scraped.
         found: Gets the id of a server that answers a probe after it had not answered one.
+        before: What an earlier controller has published, and what is in force.
+        remembered: What it knew of the upstreams.
     Raises:
         ConfigError: Two engines of one name, an upstream given twice, or a URL that can't be served.
     """
@@ -40,14 +45,16 @@ class Reconciler:
         publish: Callable[[FleetSnapshot], None],
         observe: Callable[[ReplicaStatus], None],
         found: Callable[[ReplicaId], None] = lambda _: None,
+        before: FleetSnapshot = NOTHING,
+        remembered: Mapping[ReplicaId, Remembered] = NOBODY,
         engine_limits: EngineLimits | None = None,
         upstream_limits: UpstreamLimits | None = None,
         restarts: RestartPolicy | None = None,
     ) -> None:
         self._publish = publish
         self._observe = observe
-        self._version = 0
-        self._deployments: dict[str, Deployment] = {}
+        self._version = before.version
+        self._deployments = before.deployments
         self._engines = [
             EngineReplica(
                 spec,
@@ -62,12 +69,16 @@ class Reconciler:
         ]
         self._upstreams = [
             UpstreamWatch(
-                upstream, limits=upstream_limits or UpstreamLimits(), changed=self._changed, found=found
+                upstream,
+                limits=upstream_limits or UpstreamLimits(),
+                changed=self._changed,
+                found=found,
+                remembered=remembered,
             )
             for upstream in upstreams
         ]
-        _refuse_twins("engine", [spec.deployment for spec in engines])
-        _refuse_twins("upstream", [watch.id for watch in self._upstreams])
+        refuse_twins("engine", [spec.deployment for spec in engines])
+        refuse_twins("upstream", [watch.id for watch in self._upstreams])
 
     async def run(self) -> None:
         """Until cancelled; then every engine is stopped within its grace."""
@@ -87,6 +98,10 @@ class Reconciler:
             *(engine.status() for engine in self._engines),
             *(status for watch in self._upstreams for status in watch.statuses()),
         )
+
+    def remember(self) -> dict[ReplicaId, Remembered]:
+        """What is known of the upstreams, for the next one in this one's place."""
+        return {watch.id: watch.remember() for watch in self._upstreams}
 
     def _changed(self, status: ReplicaStatus) -> None:
         self._observe(status)
@@ -117,7 +132,8 @@ class Reconciler:
         return tuple(sorted({watch.location for watch in self._upstreams if watch.lists(model)}))
 
 
-def _refuse_twins(kind: str, names: Sequence[str]) -> None:
+def refuse_twins(kind: str, names: Sequence[str]) -> None:
+    """Raises ConfigError where one is given twice."""
     for name, count in Counter(names).items():
         if count > 1:
             raise ConfigError(f"{kind} {name!r} is given {count} times; each may be given once")

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
@@ -96,6 +96,17 @@ class UpstreamLimits:
     answers_to_return: int = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What a watch knows of its server, for another one that goes on in its place."""
+
+    models: tuple[probes.OfferedModel, ...]
+    state: ReplicaState
+    reason: str
+    generation: int
+    has_ended: bool
+
+
 class UpstreamWatch:
     """Asks one server for its models, again and again.
 
@@ -105,6 +116,7 @@ class UpstreamWatch:
 
     Args:
         found: Called when it answers after it had not answered.
+        remembered: What an earlier watch knew of this server, or of others.
     """
 
     def __init__(
@@ -114,6 +126,7 @@ class UpstreamWatch:
         limits: UpstreamLimits,
         changed: Callable[[ReplicaStatus], None],
         found: Callable[[ReplicaId], None],
+        remembered: Mapping[ReplicaId, Remembered],
     ) -> None:
         self.address = upstream.address()
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
@@ -129,6 +142,12 @@ class UpstreamWatch:
         self._answers = 0  # in a row
         self._has_ended = False
         self._generation = 0
+        if (known := remembered.get(self.id)) is not None:
+            self._models, self._state, self._reason = known.models, known.state, known.reason
+            self._generation, self._has_ended = known.generation, known.has_ended
+
+    def remember(self) -> Remembered:
+        return Remembered(self._models, self._state, self._reason, self._generation, self._has_ended)
 
     async def run(self) -> None:
         """Until cancelled."""

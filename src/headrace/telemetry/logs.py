@@ -222,6 +222,13 @@ EVENTS: dict[str, Event] = {
         "More hosts share limits than `limits.hosts_max`, so that their parts come to more than the whole.",
         ("hosts", "hosts_max"),
     ),
+    "controller.started": Event(Level.INFO, "The controller was launched.", ("pid", "restarts")),
+    "controller.lost": Event(
+        Level.WARNING,
+        "The controller ended although nobody asked it to, or was killed because it was stuck; it is started again."
+        " What it published stays in force.",
+        ("reason", "exit_status", "restarts", "restart_in_s"),
+    ),
     "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
     "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),
     "worker.lost": Event(

@@ -29,6 +29,13 @@ def state_of(metrics: Metrics, *, names: Collection[str] | None = None) -> Metri
     }
 
 
+def forget_minima(metrics: Metrics) -> None:
+    """For who doesn't set the gauges of which the smallest is shown: what nobody sets must not be it."""
+    for family in metrics.families():
+        if family.spec.merge is Merge.MIN:
+            family.remove()
+
+
 def add(total: Metrics, state: MetricsState) -> None:
     """Adds what was counted, which stays true when its process is gone; gauges are left out: what they showed doesn't."""
     for family in total.families():

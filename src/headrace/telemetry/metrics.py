@@ -357,6 +357,12 @@ class Metrics:
         "How late the gateway's event loop ran its last periodic task.",
         merge=Merge.MAX,
     )
+    controller_up: Gauge = _gauge(
+        "headrace_controller_up", "1 while the controller works, else 0: what it published stays in force."
+    )
+    controller_restarts: Counter = _counter(
+        "headrace_controller_restarts_total", "Times that the controller had ended and was started again."
+    )
     worker_up: Gauge = _gauge(
         "headrace_worker_up", "1 while the worker serves, else 0.", labels=("worker",), series_max=257
     )
