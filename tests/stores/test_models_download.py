@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.stores import downloads
-from headrace.stores.downloads import Patience
+from headrace.stores.downloads import Patience, Sha256Seal
 from tests.support.file_server import FileServer
 from tests.support.tiny_models import Heard
 
@@ -21,8 +21,7 @@ def fetch(server: FileServer, folder: Path, heard: Heard, *, pauses: list[float]
     return downloads.fetch(
         f"{server.url}/file",
         folder,
-        sha256=DIGEST,
-        headers={},
+        seal=Sha256Seal(DIGEST),
         check_space=lambda needed: None,
         progress=heard,
         patience=Patience(attempts_max=3, sleep=waited.append),
@@ -137,8 +136,7 @@ def test_a_full_disk_is_noticed_before_the_body(server: FileServer, tmp_path: Pa
         downloads.fetch(
             f"{server.url}/file",
             tmp_path,
-            sha256=DIGEST,
-            headers={},
+            seal=Sha256Seal(DIGEST),
             check_space=refuse,
             progress=heard,
             patience=Patience(),

@@ -10,7 +10,7 @@ import pytest
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.stores import sources
 from headrace.stores.registry import ModelStore
-from headrace.stores.sources import HubSource, PypiSource, UrlSource
+from headrace.stores.sources import HubSource, MlflowSource, PypiSource, S3Source, UrlSource
 from tests.support.file_server import FileServer
 from tests.support.tiny_models import Heard, tiny_model
 
@@ -24,6 +24,14 @@ DIGEST = "ab" * 32
         ("pypi:llm-x==0.1.2!pkg/model.gguf", PypiSource("llm-x", "0.1.2", ("pkg/model.gguf",))),
         ("pypi:x==1!2.0!a.gguf", PypiSource("x", "1", ("2.0!a.gguf",))),
         (f"hf://org/repo@{COMMIT}/sub/f.gguf", HubSource("org/repo", COMMIT, "sub/f.gguf")),
+        (f"hf://org/repo@{COMMIT}/", HubSource("org/repo", COMMIT, "")),
+        ("s3://bucket/a/f.gguf", S3Source("bucket", "a/f.gguf")),
+        ("s3://bucket/a/?b=1", S3Source("bucket", "a/?b=1")),
+        ("s3://bucket/f?versionId=a.B-_1", S3Source("bucket", "f", version="a.B-_1")),
+        ("s3://bucket/f?etag=abc", S3Source("bucket", "f", etag="abc")),
+        ("mlflow:models:/chat small/3", MlflowSource("chat small", version="3")),
+        ("mlflow:models:/chat@champion", MlflowSource("chat", alias="champion")),
+        ("mlflow:models:/chat/3!sub/f.json", MlflowSource("chat", version="3", file="sub/f.json")),
         (f"https://e.com/f.gguf?x=1#sha256={DIGEST}", UrlSource("https://e.com/f.gguf?x=1", DIGEST)),
     ],
 )
@@ -46,7 +54,14 @@ def test_a_source_reads_back_as_it_was_written(text: str, source: sources.Source
         ("pypi:x!f.gguf", "PACKAGE==VERSION"),
         ("pypi:x>=1!f.gguf", "PACKAGE==VERSION"),
         ("pypi:--index-url==1!f.gguf", "PACKAGE==VERSION"),
-        ("s3://bucket/f.gguf", "unknown kind of source"),
+        ("gs://bucket/f.gguf", "unknown kind of source"),
+        ("s3://B/f.gguf", "expected s3://BUCKET/KEY"),
+        ("s3:bucket/f.gguf", "unknown kind of source"),
+        ("mlflow:models:/chat/latest", "moves with each new one"),
+        ("mlflow:models:/chat/Production", "a stage"),
+        ("mlflow:models:/chat/v3", "not a version"),
+        ("mlflow:models:/chat", "expected mlflow:models:/NAME/VERSION"),
+        ("mlflow:/chat/3", "expected mlflow:models:/NAME/VERSION"),
         ("./missing.gguf", "no such file"),
     ],
 )
@@ -105,12 +120,25 @@ def test_a_hub_that_answers_for_another_commit_is_refused_before_the_transfer(
     assert hub.of("GET") == []
 
 
-def test_a_hub_file_without_a_stated_digest_is_refused(
+def test_a_small_hub_file_is_verified_by_the_id_that_git_gives_it(
+    hub: FileServer, store: ModelStore, tmp_path: Path, heard: Heard
+) -> None:
+    tiny = tiny_model(tmp_path)
+    hub.hub["org/repo", COMMIT, "f.gguf"] = tiny.content
+    hub.hub_small_bytes = 1 << 20
+    assert store.pull(f"hf://org/repo@{COMMIT}/f.gguf", progress=heard).sha256 == tiny.sha256
+    hub.hub_etag = "a" * 40
+    with pytest.raises(UpstreamError, match="Git's id"):
+        store.pull(f"hf://org/repo@{COMMIT}/f.gguf", progress=heard, rename="other")
+
+
+def test_a_hub_file_that_the_hub_states_nothing_of_is_refused(
     hub: FileServer, store: ModelStore, tmp_path: Path, heard: Heard
 ) -> None:
     hub.hub["org/repo", COMMIT, "f.gguf"] = tiny_model(tmp_path).content
-    hub.hub_etag = "a" * 40
-    with pytest.raises(ConfigError, match="states no SHA-256"):
+    hub.hub_small_bytes = 1 << 20
+    hub.hub_etag = "of-a-proxy"
+    with pytest.raises(ConfigError, match="can't be verified"):
         store.pull(f"hf://org/repo@{COMMIT}/f.gguf", progress=heard)
 
 

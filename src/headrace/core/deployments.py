@@ -9,6 +9,7 @@ same for people.
 """
 
 import hashlib
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -221,14 +222,29 @@ class DeploymentSpec(Section, frozen=True):
         return self.deployment.name
 
 
+class ArtifactFile(msgspec.Struct, frozen=True):
+    """One file of an artifact that has several.
+
+    Attributes:
+        path: Below the artifact's folder, with `/` between its parts.
+        uri: Where this file alone can be had again.
+    """
+
+    path: str
+    sha256: str
+    size_bytes: int
+    uri: str = ""
+
+
 class Artifact(msgspec.Struct, frozen=True):
     """One thing that a revision is made of, as exact bytes.
 
     Attributes:
         uri: Where it can be had again, without anything that moves.
         rev: Commit of the repository or version of the registry; "" where the source has none.
-        sha256: Of the bytes; "" for what others keep and we can't read.
-        license: As found; SPDX where recognised, "" where nothing says.
+        sha256: Of the bytes; "" for what others keep and we can't read. Of a folder, `folder_digest` of its files.
+        license: As found; SPDX where recognised, "" where nothing says. Where places disagree, all that somebody must accept.
+        files: All files of a folder, by path; none for a single file.
     """
 
     uri: str
@@ -236,11 +252,19 @@ class Artifact(msgspec.Struct, frozen=True):
     sha256: str = ""
     size_bytes: int = 0
     license: str = ""
+    files: tuple[ArtifactFile, ...] = ()
 
     @property
     def identity(self) -> str:
         """What tells it from others: its bytes, wherever they lie; else its fixed place."""
         return self.sha256 or f"{self.uri}@{self.rev}"
+
+
+def folder_digest(files: Iterable[ArtifactFile]) -> str:
+    """One digest for many files: the SHA-256 of what `sha256sum` prints for them, in the byte order of their paths."""
+    ordered = sorted(files, key=lambda file: file.path.encode())
+    lines = "".join(f"{file.sha256}  {file.path}\n" for file in ordered)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 class Revision(msgspec.Struct, frozen=True):

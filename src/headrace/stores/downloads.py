@@ -1,5 +1,6 @@
 """How do the bytes behind a URL get into a file, across lost connections, killed processes and lying servers?"""
 
+import hashlib
 import http.client
 import re
 import time
@@ -20,9 +21,23 @@ HOPS_MAX = 8
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+NO_HEADERS: Mapping[str, str] = {}
 _CONTENT_RANGE = re.compile(r"bytes (?:(?P<start>\d+)-\d+|\*)/(?P<total>\d+|\*)")
 
 T = TypeVar("T")
+
+# What proves to a place who asks, for one request: its method and URL to headers. No other host is ever told.
+Authorize = Callable[[str, str], Mapping[str, str]]
+
+
+def as_anybody(method: str, url: str) -> Mapping[str, str]:
+    """For places that ask nobody who they are."""
+    return {}
+
+
+def with_bearer(token: str | None) -> Authorize:
+    """The same bearer token with each request."""
+    return lambda method, url: {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class Progress(Protocol):
@@ -35,6 +50,51 @@ class Progress(Protocol):
     def advance(self, done_bytes: int, total_bytes: int) -> None:
         """So much of the current step is done; `total_bytes` is 0 where nobody knows."""
         ...
+
+
+class Seal(Protocol):
+    """By what a file's content is known before it is here."""
+
+    @property
+    def name(self) -> str:
+        """A file name while it is fetched: two contents never share one."""
+        ...
+
+    def difference(self, path: Path) -> str:
+        """How what has arrived differs from what was promised; "" if it doesn't."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sha256Seal:
+    """The digest that everything is stored by."""
+
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.sha256
+
+    def difference(self, path: Path) -> str:
+        found = sha256_of(path)
+        return "" if found == self.sha256 else f"SHA-256 is {found}, expected {self.sha256}"
+
+
+@dataclass(frozen=True, slots=True)
+class GitBlobSeal:
+    """The id that Git gives a content: what hubs state of files that are too small for large-file storage."""
+
+    sha1: str
+
+    @property
+    def name(self) -> str:
+        return f"git-{self.sha1}"
+
+    def difference(self, path: Path) -> str:
+        content = path.read_bytes()
+        # SHA-1 is Git's choice; what is stored afterwards is known by its SHA-256.
+        found = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        return "" if found == self.sha1 else f"Git's id of it is {found}, expected {self.sha1}"
 
 
 class Silent:
@@ -94,34 +154,39 @@ def fetch(
     url: str,
     folder: Path,
     *,
-    sha256: str,
-    headers: Mapping[str, str],
+    seal: Seal,
     check_space: Callable[[int], None],
     progress: Progress,
     patience: Patience,
+    headers: Mapping[str, str] = NO_HEADERS,
+    authorize: Authorize = as_anybody,
 ) -> Path:
     """The file behind the URL, whole and verified, in `folder`; goes on where an earlier call was cut off.
 
+    Args:
+        headers: For every host on the way.
+        authorize: For the URL's own host.
+
     Raises UpstreamError when the source stays away or serves other bytes, ConfigError when the URL must change.
     """
-    whole, part = folder / sha256, folder / f"{sha256}.part"
+    whole, part = folder / seal.name, folder / f"{seal.name}.part"
     if whole.exists():
         return whole
     is_second = False
     while True:
         was_resumed = persist(
-            lambda: _transfer(url, part, headers=headers, check_space=check_space, progress=progress),
+            lambda: _transfer(
+                url, part, headers=headers, authorize=authorize, check_space=check_space, progress=progress
+            ),
             patience=patience,
             progress=progress,
         )
-        found = sha256_of(part)
-        if found == sha256:
+        difference = seal.difference(part)
+        if not difference:
             return part.replace(whole)
         part.unlink()
         if not was_resumed or is_second:
-            raise UpstreamError(
-                f"{url}: SHA-256 is {found}, expected {sha256}; nothing was kept", reason="digest_mismatch"
-            )
+            raise UpstreamError(f"{url}: {difference}; nothing was kept", reason="digest_mismatch")
         # The halves may be of different files, or a crash of the machine lost a page: only a fresh copy can tell.
         progress.say("what was resumed has a wrong digest; fetching it again from the start")
         is_second = True
@@ -145,8 +210,14 @@ def persist(step: Callable[[], T], *, patience: Patience, progress: Progress) ->
             patience.sleep(pause_s)
 
 
-def request(url: str, *, method: str = "GET", headers: Mapping[str, str]) -> Answer:
-    """One request, redirects followed; Authorization stays with the host that it was meant for.
+def request(
+    url: str,
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] = NO_HEADERS,
+    authorize: Authorize = as_anybody,
+) -> Answer:
+    """One request, redirects followed; what authorizes it stays with the host that it was meant for.
 
     A HEAD stops at the redirect that states facts about the file (`X-Linked-Etag`): the storage behind it doesn't know
     them. Raises Interrupted for failures that may pass; other statuses are the caller's to judge.
@@ -154,9 +225,8 @@ def request(url: str, *, method: str = "GET", headers: Mapping[str, str]) -> Ans
     origin = urlsplit(url).netloc
     for _ in range(HOPS_MAX):
         check_scheme(url)
-        is_home = urlsplit(url).netloc == origin
-        sent = {key: value for key, value in headers.items() if is_home or key != "Authorization"}
-        answer = _one_hop(url, method=method, headers=sent)
+        proof = authorize(method, url) if urlsplit(url).netloc == origin else NO_HEADERS
+        answer = _one_hop(url, method=method, headers={**headers, **proof})
         location = answer.headers.get("Location")
         has_facts = method == "HEAD" and "X-Linked-Etag" in answer.headers
         if answer.status not in _REDIRECTS or location is None or has_facts:
@@ -217,13 +287,14 @@ def _transfer(
     part: Path,
     *,
     headers: Mapping[str, str],
+    authorize: Authorize,
     check_space: Callable[[int], None],
     progress: Progress,
 ) -> bool:
     """Fetches what `part` lacks; returns whether it began with bytes of an earlier attempt."""
     had_bytes = part.stat().st_size if part.exists() else 0
     ranged = {**headers, "Range": f"bytes={had_bytes}-"} if had_bytes else headers
-    answer = request(url, headers=ranged)
+    answer = request(url, headers=ranged, authorize=authorize)
     content_range = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
     if answer.status == 416:
         if content_range and content_range["total"] == str(had_bytes):
@@ -265,3 +336,19 @@ def _read(body: http.client.HTTPResponse, url: str, *, got_bytes: int) -> bytes:
         return body.read1(CHUNK_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise Interrupted(f"{url}: {error!r}", got_bytes=got_bytes) from error
+
+
+def read_whole(answer: Answer, url: str, *, bytes_max: int) -> bytes:
+    """The body of a small answer; nothing for one without. Raises Interrupted if it breaks off."""
+    if answer.body is None:
+        return b""
+    parts, got_bytes = [], 0
+    with answer.body as body:
+        while chunk := _read(body, url, got_bytes=0):
+            got_bytes += len(chunk)
+            if got_bytes > bytes_max:
+                raise UpstreamError(f"{url}: answers with more than {bytes_max} bytes", reason="fetch_failed")
+            parts.append(chunk)
+        if body.length:
+            raise Interrupted(f"{url}: the connection ended {body.length} bytes early")
+    return b"".join(parts)

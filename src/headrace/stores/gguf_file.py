@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.core.errors import ConfigError
+from headrace.policies.licenses import LicenseClaim
 
 MAGIC = b"GGUF"
 VERSION = 3
@@ -74,6 +75,14 @@ def read_metadata(path: Path) -> dict[str, Scalar]:
             return dict(_entries(file, count=entries))
     except (struct.error, ValueError) as error:
         raise ConfigError(f"{path.name}: the GGUF header is damaged: {error}") from error
+
+
+def license_claim(metadata: Mapping[str, Scalar]) -> LicenseClaim:
+    """What the file says about its license."""
+    stated = str(metadata.get("general.license", ""))
+    if stated.casefold() == "other":
+        stated = str(metadata.get("general.license.name", stated))
+    return LicenseClaim(stated, "GGUF metadata general.license")
 
 
 def write(path: Path, *, metadata: Mapping[str, Value], tensors: Sequence[Tensor]) -> None:

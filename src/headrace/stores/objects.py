@@ -13,6 +13,8 @@ from headrace.core.errors import ConfigError
 CHUNK_BYTES = 1 << 20
 # Left free on the disk: the ledger lives on the same one by default, and must go on writing.
 HEADROOM_BYTES = 64 << 20
+# Held while names, records and blobs change, so that a removal never takes a blob that a pull is about to name.
+STORE_LOCK = "+store"
 
 
 class ObjectStore:

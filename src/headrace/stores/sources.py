@@ -1,42 +1,31 @@
-"""Where can a model come from, and how is it fetched from each place? One fetcher per kind, always a fixed content."""
+"""Where can a model come from? Each kind of place as text, naming a content that is fixed or can be made so once."""
 
-import importlib.metadata
-import importlib.util
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from email.parser import HeaderParser
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import assert_never
 from urllib.parse import urlsplit
 
-import huggingface_hub
-
-from headrace import config
-from headrace.core.errors import ConfigError, UpstreamError
-from headrace.policies.licenses import LicenseClaim
+from headrace.core.errors import ConfigError
 from headrace.stores import downloads
-from headrace.stores.downloads import Patience, Progress
-from headrace.stores.objects import CHUNK_BYTES, sha256_of
 
-_PIP_FOLDER = "pip-"
-# The first release whose progress a program can read.
-_PIP_WITH_RAW_PROGRESS = (24, 1)
-_PIP_BYTES = re.compile(r"Progress (\d+) of (\d+)")
-
-KINDS = "pypi:PACKAGE==VERSION!FILE, hf://ORG/REPO@COMMIT/FILE, https://...#sha256=HEX, or the path of a file"
+KINDS = (
+    "pypi:PACKAGE==VERSION!FILE, hf://ORG/REPO@COMMIT/FILE, s3://BUCKET/KEY, mlflow:models:/NAME@ALIAS, "
+    "https://...#sha256=HEX, or a path; a folder of several files where the place has folders"
+)
 _PYPI = re.compile(
     r"pypi:(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+?)!(?P<files>.+)"
 )
-_HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<commit>[^/]+))?/(?P<file>.+)")
+_HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<commit>[^/]+))?(?:/(?P<file>.*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_S3 = re.compile(
+    r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<key>.*?)(?:\?(?P<pin>versionId|etag)=(?P<value>[^?&#]+))?"
+)
+_MLFLOW = re.compile(
+    r"mlflow:models:/(?P<name>[^/@!?#]+)(?:@(?P<alias>[^/@!]+)|/(?P<version>[^/@!]+))(?:!(?P<file>.+))?"
+)
+_STAGES = frozenset({"none", "staging", "production", "archived"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +42,7 @@ class PypiSource:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A file of a hub repository at one commit, 40 hex digits."""
+    """A file of a hub repository at one commit, 40 hex digits; all of its files where `file` is "" or ends with a slash."""
 
     repository: str
     commit: str
@@ -61,6 +50,43 @@ class HubSource:
 
     def __str__(self) -> str:
         return f"hf://{self.repository}@{self.commit}/{self.file}"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Source:
+    """An object in S3-compatible storage; all below `key` where it is "" or ends with a slash.
+
+    Attributes:
+        version: The object's versionId, where its bucket keeps versions.
+        etag: What tells this content of the object from others, where the bucket keeps none.
+    """
+
+    bucket: str
+    key: str
+    version: str = ""
+    etag: str = ""
+
+    def __str__(self) -> str:
+        pin = f"?versionId={self.version}" if self.version else f"?etag={self.etag}" if self.etag else ""
+        return f"s3://{self.bucket}/{self.key}{pin}"
+
+
+@dataclass(frozen=True, slots=True)
+class MlflowSource:
+    """A model of an MLflow registry, or one file of it.
+
+    Attributes:
+        version, alias: One of the two is given. An alias can move: it is resolved to a version once.
+    """
+
+    name: str
+    version: str = ""
+    alias: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        which = f"/{self.version}" if self.version else f"@{self.alias}"
+        return f"mlflow:models:/{self.name}{which}" + (f"!{self.file}" if self.file else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +102,7 @@ class UrlSource:
 
 @dataclass(frozen=True, slots=True)
 class PathSource:
-    """A file on this machine, copied in."""
+    """A file or folder on this machine, copied in."""
 
     path: Path
 
@@ -84,153 +110,33 @@ class PathSource:
         return str(self.path)
 
 
-Source = PypiSource | HubSource | UrlSource | PathSource
+Source = PypiSource | HubSource | S3Source | MlflowSource | UrlSource | PathSource
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """What a fetcher leaves in the staging folder.
+class Offer:
+    """One file that a place has.
 
     Attributes:
-        files: By their names in the source; one for every source but a wheel.
-        claims: What the place itself says about the license.
+        path: What it is called in a folder, with `/` between its parts.
+        source: It alone.
+        size_bytes: 0 where the place doesn't say.
+        sha256: "" where the place doesn't say.
     """
 
-    files: dict[str, Path]
-    claims: tuple[LicenseClaim, ...] = ()
+    path: str
+    source: Source
+    size_bytes: int = 0
+    sha256: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetcher:
-    """Fetches into one staging folder.
-
-    Attributes:
-        check_space: Raises ConfigError if that many bytes more don't fit.
-    """
-
-    folder: Path
-    check_space: Callable[[int], None]
-    progress: Progress
-    patience: Patience
-
-    def fetch(self, source: Source, *, archive_sha256: str = "", sha256: str = "") -> Fetched:
-        """The source's files, verified as far as the source allows.
-
-        Args:
-            archive_sha256: Digest of the wheel, where known.
-            sha256: Digest of the file, where known, so that a hub that states another is refused before the transfer.
-        """
-        match source:
-            case PypiSource():
-                return self._fetch_wheel(source, sha256=archive_sha256)
-            case HubSource():
-                return Fetched({source.file: self._fetch_hub(source, expected=sha256)})
-            case UrlSource():
-                self.progress.say(f"fetching {source.url}")
-                return Fetched({source.url: self._download(source.url, source.sha256)})
-            case PathSource():
-                return Fetched({source.path.name: self._copy(source.path)})
-        assert_never(source)
-
-    def _download(self, url: str, sha256: str, *, headers: dict[str, str] | None = None) -> Path:
-        return downloads.fetch(
-            url,
-            self.folder,
-            sha256=sha256,
-            headers=headers or {},
-            check_space=self.check_space,
-            progress=self.progress,
-            patience=self.patience,
-        )
-
-    def _fetch_hub(self, source: HubSource, *, expected: str) -> Path:
-        endpoint = config.environment("hf_endpoint")
-        url = huggingface_hub.hf_hub_url(
-            source.repository, source.file, revision=source.commit, endpoint=endpoint
-        )
-        token = huggingface_hub.get_token()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.progress.say(f"fetching {source}")
-        facts = downloads.persist(
-            lambda: downloads.request(url, method="HEAD", headers=headers),
-            patience=self.patience,
-            progress=self.progress,
-        )
-        if facts.status >= 400:
-            raise downloads.refusal(url, facts.status)
-        commit = facts.headers.get("X-Repo-Commit", "")
-        if commit != source.commit:
-            raise UpstreamError(
-                f"{url}: the hub answers for commit {commit or '(none)'}", reason="fetch_failed"
-            )
-        sha256 = facts.headers.get("X-Linked-Etag", "").strip('"')
-        if not _SHA256.fullmatch(sha256):
-            raise ConfigError(
-                f"{source}: the hub states no SHA-256 for this file, so it can't be verified; "
-                f"only files in large-file storage have one"
-            )
-        if expected and sha256 != expected:
-            raise UpstreamError(
-                f"{url}: the hub states SHA-256 {sha256}, expected {expected}; nothing was fetched",
-                reason="digest_mismatch",
-            )
-        return self._download(url, sha256, headers=headers)
-
-    def _copy(self, path: Path) -> Path:
-        try:
-            total_bytes = path.stat().st_size
-            self.check_space(total_bytes)
-            self.progress.say(f"copying {path}")
-            target = self.folder / "copy"
-            with path.open("rb") as reader, target.open("wb") as writer:
-                while chunk := reader.read(CHUNK_BYTES):
-                    writer.write(chunk)
-                    self.progress.advance(writer.tell(), total_bytes)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be copied: {error.strerror}") from error
-        return target
-
-    def _fetch_wheel(self, source: PypiSource, *, sha256: str) -> Fetched:
-        wheel = self.folder / f"{source.package}-{source.version}.whl"
-        if not wheel.exists():
-            _pip_download(source, wheel, progress=self.progress)
-        if sha256 and (found := sha256_of(wheel)) != sha256:
-            wheel.unlink()
-            raise UpstreamError(
-                f"{wheel.name}: SHA-256 is {found}, expected {sha256}; nothing was kept",
-                reason="digest_mismatch",
-            )
-        self.progress.say(f"unpacking {wheel.name}")
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                # Named by position: a path inside an archive never becomes a path on this machine.
-                files = {
-                    member: self._extract(archive, member, self.folder / f"member-{position}")
-                    for position, member in enumerate(source.files)
-                }
-                claims = _wheel_claims(archive)
-        except (zipfile.BadZipFile, zlib.error) as error:
-            wheel.unlink()
-            raise UpstreamError(f"{wheel.name}: damaged: {error}", reason="digest_mismatch") from error
-        return Fetched(files, claims)
-
-    def _extract(self, archive: zipfile.ZipFile, member: str, target: Path) -> Path:
-        try:
-            entry = archive.getinfo(member)
-        except KeyError:
-            large = sorted(archive.infolist(), key=lambda info: -info.file_size)[:5]
-            names = ", ".join(info.filename for info in large)
-            raise ConfigError(f"{member}: not in that wheel; its largest files are {names}") from None
-        self.check_space(entry.file_size)
-        with archive.open(entry) as reader, target.open("wb") as writer:
-            shutil.copyfileobj(reader, writer, CHUNK_BYTES)
-        return target
-
-
-def parse(text: str) -> Source | None:
+def parse(text: str, *, must_exist: bool = True) -> Source | None:
     """The source that the text writes out, or None if it looks like a name.
 
-    Raises ConfigError if it is a source that isn't fixed, or of an unknown kind.
+    Raises ConfigError if it is a source that can't be fixed, or of an unknown kind.
+
+    Args:
+        must_exist: Whether a path must lead to something now.
     """
     if text.startswith("pypi:"):
         match = _PYPI.fullmatch(text)
@@ -241,21 +147,73 @@ def parse(text: str) -> Source | None:
         return PypiSource(match["package"], match["version"], tuple(match["files"].split(",")))
     if text.startswith("hf://"):
         return _parse_hub(text)
+    if text.startswith("s3://"):
+        return _parse_s3(text)
+    if text.startswith("mlflow:"):
+        return _parse_mlflow(text)
     if text.startswith(("https://", "http://")):
-        url, _, fragment = text.partition("#")
-        sha256 = fragment.removeprefix("sha256=").lower()
-        if not fragment.startswith("sha256=") or not _SHA256.fullmatch(sha256):
-            raise ConfigError(f"{text}: a URL needs its digest, {url}#sha256=HEX (64 hex digits)")
-        downloads.check_scheme(url)
-        return UrlSource(url, sha256)
-    if "://" in text or re.match(r"(s3|mlflow):", text):
+        return _parse_url(text)
+    if "://" in text or re.match(r"s3:", text):
         raise ConfigError(f"{text}: unknown kind of source; accepted: {KINDS}")
-    if "/" in text or text.endswith(".gguf"):
+    if "/" in text or text.endswith((".gguf", ".safetensors")):
         path = Path(text).expanduser().absolute()
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such file")
+        if must_exist and not (path.is_file() or path.is_dir()):
+            raise ConfigError(f"{path}: no such file or folder")
         return PathSource(path)
     return None
+
+
+def at_revision(text: str, rev: str) -> str:
+    """The source with a revision that was written apart from it; "" leaves it as it is.
+
+    Raises ConfigError where the source says another one, or is of a kind without revisions.
+    """
+    if not rev:
+        return text
+    if match := _HUB.fullmatch(text):
+        if match["commit"] not in (None, rev):
+            raise ConfigError(f"{text}: says another revision than rev = {rev!r}; write it once")
+        return f"hf://{match['repository']}@{rev}/{match['file'] or ''}"
+    source = parse(text)
+    if isinstance(source, S3Source) and (source.version or rev) == rev:
+        return str(replace(source, version=rev, etag=""))
+    if isinstance(source, MlflowSource) and not source.alias and source.version == rev:
+        return text
+    raise ConfigError(
+        f"{text}: rev = {rev!r} doesn't fit it; a revision is for hf:// (a commit) and s3:// (a version)"
+    )
+
+
+def revision(source: Source) -> str:
+    """The commit, version or the like that fixes what is meant; "" for a kind without."""
+    match source:
+        case HubSource():
+            return source.commit
+        case S3Source():
+            return source.version or source.etag
+        case MlflowSource() | PypiSource():
+            return source.version
+        case UrlSource() | PathSource():
+            return ""
+    assert_never(source)
+
+
+def is_folder(source: Source) -> bool:
+    """Whether it names a set of files rather than one."""
+    match source:
+        case PypiSource():
+            return len(source.files) > 1
+        case HubSource():
+            return not source.file or source.file.endswith("/")
+        case S3Source():
+            return not source.key or source.key.endswith("/")
+        case MlflowSource():
+            return not source.file or source.file.endswith("/")
+        case UrlSource():
+            return False
+        case PathSource():
+            return source.path.is_dir()
+    assert_never(source)
 
 
 def suggested_name(source: Source) -> str:
@@ -264,20 +222,26 @@ def suggested_name(source: Source) -> str:
         case PypiSource():
             name = source.files[0]
         case HubSource():
-            name = source.file
+            name = source.file.rstrip("/") or source.repository
+        case S3Source():
+            name = source.key.rstrip("/") or source.bucket
+        case MlflowSource():
+            name = source.name
         case UrlSource():
             name = urlsplit(source.url).path
         case PathSource():
             name = source.path.name
         case _:
             assert_never(source)
-    return PurePosixPath(name).name.removesuffix(".gguf").lower()
+    return PurePosixPath(name).name.removesuffix(".gguf").removesuffix(".safetensors").lower()
 
 
 def _parse_hub(text: str) -> HubSource:
     match = _HUB.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text}: expected hf://ORG/REPO@COMMIT/FILE")
+        raise ConfigError(
+            f"{text}: expected hf://ORG/REPO@COMMIT/FILE, or hf://ORG/REPO@COMMIT for all files"
+        )
     commit = match["commit"] or ""
     if not _COMMIT.fullmatch(commit):
         given = f"{commit!r} is not one" if commit else "none is given"
@@ -286,64 +250,43 @@ def _parse_hub(text: str) -> HubSource:
             "A branch or tag can move, and what runs here must not change when it does; the commit is on "
             f"https://huggingface.co/{match['repository']}/commits/main"
         )
-    return HubSource(match["repository"], commit, match["file"])
+    return HubSource(match["repository"], commit, match["file"] or "")
 
 
-def _pip_download(source: PypiSource, target: Path, *, progress: Progress) -> None:
-    """Downloads the wheel with pip, so that the user's index, mirrors, proxies and certificates are honoured.
+def _parse_s3(text: str) -> S3Source:
+    match = _S3.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text}: expected s3://BUCKET/KEY, or s3://BUCKET/PREFIX/ for all below it")
+    source = S3Source(match["bucket"], match["key"])
+    if match["pin"] == "versionId":
+        return replace(source, version=match["value"])
+    return replace(source, etag=match["value"] or "")
 
-    Only a wheel, only this one: no code of the package runs and none of its dependencies come along.
-    """
-    if importlib.util.find_spec("pip") is None:
+
+def _parse_mlflow(text: str) -> MlflowSource:
+    match = _MLFLOW.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text}: expected mlflow:models:/NAME/VERSION or mlflow:models:/NAME@ALIAS")
+    version = match["version"] or ""
+    if version and not version.isdigit():
+        what = (
+            "a stage, which MLflow has given up, and which can move"
+            if version.lower() in _STAGES
+            else "not a version, and moves with each new one"
+            if version.lower() == "latest"
+            else "not a version"
+        )
         raise ConfigError(
-            f"{sys.executable} has no pip, which fetches {source}; add it with `{sys.executable} -m ensurepip`"
+            f"{text}: {version!r} is {what}; name a version, mlflow:models:/{match['name']}/3, or an alias, "
+            f"mlflow:models:/{match['name']}@champion, which is resolved once"
         )
-    version = tuple(int(part) for part in importlib.metadata.version("pip").split(".")[:2])
-    bar = "raw" if version >= _PIP_WITH_RAW_PROGRESS else "off"
-    requirement = f"{source.package}=={source.version}"
-    progress.say(f"fetching {requirement} with pip")
-    for leftover in target.parent.glob(f"{_PIP_FOLDER}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    # pip copies into its destination, so what is in there counts only once pip has ended well.
-    incoming = Path(tempfile.mkdtemp(prefix=_PIP_FOLDER, dir=target.parent))
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", f"--progress-bar={bar}", "--dest", str(incoming), requirement]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as pip:
-        assert pip.stdout is not None, "it is piped"
-        try:
-            complaint = _follow(pip.stdout, progress)
-            status = pip.wait()
-        except BaseException:
-            pip.kill()
-            raise
-    wheel = next(incoming.glob("*.whl"), None)
-    if status != 0 or wheel is None:
-        raise UpstreamError(
-            f"{requirement}: pip could not fetch it: {complaint or f'status {status}'}", reason="fetch_failed"
-        )
-    wheel.replace(target)
+    return MlflowSource(match["name"], version, match["alias"] or "", match["file"] or "")
 
 
-def _follow(lines: Iterable[str], progress: Progress) -> str:
-    complaint = ""
-    for line in lines:
-        if counted := _PIP_BYTES.match(line):
-            progress.advance(int(counted[1]), int(counted[2]))
-        elif line.startswith("ERROR:"):
-            complaint = line.removeprefix("ERROR:").strip()
-    return complaint
-
-
-def _wheel_claims(archive: zipfile.ZipFile) -> tuple[LicenseClaim, ...]:
-    metadata = next(
-        (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)), None
-    )
-    if metadata is None:
-        return ()
-    with archive.open(metadata) as file:
-        fields = HeaderParser().parsestr(file.read(CHUNK_BYTES).decode("utf-8", errors="replace"))
-    label = fields.get("License-Expression") or fields.get("License") or ""
-    # Some packages put the whole text into the field; its first line names it.
-    return (LicenseClaim(label.strip().partition("\n")[0], "label of the package"),)
+def _parse_url(text: str) -> UrlSource:
+    url, _, fragment = text.partition("#")
+    sha256 = fragment.removeprefix("sha256=").lower()
+    if not fragment.startswith("sha256=") or not _SHA256.fullmatch(sha256):
+        raise ConfigError(f"{text}: a URL needs its digest, {url}#sha256=HEX (64 hex digits)")
+    downloads.check_scheme(url)
+    return UrlSource(url, sha256)

@@ -1,0 +1,296 @@
+"""What are deployments made of, and where does it lie? Artifacts by digest: resolved once, fetched, found, forgotten."""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from headrace.core.clock import Clock
+from headrace.core.deployments import Artifact, ArtifactFile, folder_digest
+from headrace.core.errors import ConfigError, UpstreamError
+from headrace.policies import licenses
+from headrace.policies.licenses import LicenseClaim
+from headrace.stores import gguf_file, model_card, sources
+from headrace.stores.downloads import Patience, Progress
+from headrace.stores.fetching import Fetcher
+from headrace.stores.objects import STORE_LOCK, ObjectStore, sha256_of, write_whole
+from headrace.stores.sources import Offer, PathSource, Source
+
+FILES_MAX = 10_000
+_PATH_BYTES_MAX = 1024
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# One part of a file's path: nothing that a file system or a list of digests reads in two ways.
+_PART = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]{1,255}")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on record for one artifact that is here, whole: `artifacts/<sha256>.json`.
+
+    Attributes:
+        license_evidence: Who says what its license is.
+        fetched_s: Unix seconds.
+    """
+
+    artifact: Artifact
+    license_evidence: tuple[str, ...]
+    fetched_s: float
+
+
+class ArtifactStore:
+    """Artifacts over a content-addressed store. Blocking; safe for several threads and processes.
+
+    A file is `blobs/sha256/<digest>`; a folder is `trees/<digest>/`, made of links to its files' blobs. The record is written
+    after all of them and removed before any: whatever a killed process leaves behind, what is on record is whole.
+    """
+
+    def __init__(self, root: Path, objects: ObjectStore, *, clock: Clock, patience: Patience) -> None:
+        self._objects = objects
+        self._records = root / "artifacts"
+        self._trees = root / "trees"
+        self._clock = clock
+        self._patience = patience
+
+    def find(self, uri: str) -> Artifact | None:
+        """What is here from that place."""
+        return next((record.artifact for record in self.records() if record.artifact.uri == uri), None)
+
+    def path(self, artifact: Artifact) -> Path | None:
+        """Where it lies, if it is here and as large as it should be; its bytes are not read again."""
+        if self._read(artifact.sha256) is None:
+            return None
+        for file in _files(artifact):
+            blob = self._objects.path(file.sha256)
+            if not blob.exists() or blob.stat().st_size != file.size_bytes:
+                return None
+        path = self._trees / artifact.sha256 if artifact.files else self._objects.path(artifact.sha256)
+        return path if path.exists() else None
+
+    def resolve(self, source: Source, *, sha256: str, progress: Progress) -> Artifact:
+        """The source as exact bytes.
+
+        What a place states the digest of is not transferred yet. What it states none of is fetched to find out, and stays.
+
+        Args:
+            sha256: What it must be, "" for whatever it is.
+        """
+        uri = str(source)
+        found = None if isinstance(source, PathSource) else self.find(uri)
+        if found is None:
+            found = self._survey(source, uri=uri, progress=progress)
+        if sha256 and found.sha256 != sha256:
+            raise ConfigError(f"{uri}: SHA-256 is {found.sha256}, and {sha256} was asked for")
+        return found
+
+    def fetch(self, artifact: Artifact, *, progress: Progress) -> Path:
+        """Where it lies, after fetching what isn't here. A call that is cut off loses nothing that has arrived."""
+        present = self.path(artifact)
+        if present is None:
+            work = _work_name(artifact.uri)
+            with self._objects.lock(
+                work, waiting=lambda: progress.say("waiting for another process that fetches the same")
+            ):
+                if (present := self.path(artifact)) is None:
+                    self._bring(artifact, folder=self._objects.staging(work), progress=progress)
+            present = self.path(artifact)
+            assert present is not None, "just stored"
+        self.touch(artifact.sha256)
+        return present
+
+    def touch(self, sha256: str) -> None:
+        """It is used now; what wasn't used for longest is the first that goes."""
+        used_s = self._clock.wall_s()
+        try:
+            os.utime(self._records / f"{sha256}.json", (used_s, used_s))
+        except FileNotFoundError:
+            pass  # removed this moment: whoever uses it has the file open, or fetches it again
+
+    def records(self) -> list[Record]:
+        """All that are here."""
+        found = (self._read(path.stem) for path in sorted(self._records.glob("*.json")))
+        return [record for record in found if record is not None]
+
+    def verify(self, artifact: Artifact) -> list[str]:
+        """Reads every byte again; the paths of the files that are not what they should be."""
+        return [
+            file.path
+            for file in _files(artifact)
+            if not (blob := self._objects.path(file.sha256)).exists() or sha256_of(blob) != file.sha256
+        ]
+
+    def blobs(self) -> set[str]:
+        """The digests of all files that a record needs."""
+        return {file.sha256 for record in self.records() for file in _files(record.artifact)}
+
+    def forget(self, sha256: str) -> None:
+        """Removes its record, and its folder; its files go with the next sweep. The caller holds the store's lock."""
+        (self._records / f"{sha256}.json").unlink(missing_ok=True)
+        self.sweep_trees()
+
+    def sweep_trees(self) -> None:
+        """Removes the folders that no record needs. The caller holds the store's lock."""
+        known = {path.stem for path in self._records.glob("*.json")}
+        for tree in self._trees.iterdir() if self._trees.is_dir() else ():
+            if tree.name not in known:
+                shutil.rmtree(tree)
+
+    def _survey(self, source: Source, *, uri: str, progress: Progress) -> Artifact:
+        work = _work_name(uri)
+        with self._objects.lock(work):
+            fetcher = self._fetcher(self._objects.staging(work), progress)
+            offers = _checked(uri, fetcher.offers(source))
+            files: list[ArtifactFile] = []
+            claims: list[LicenseClaim] = []
+            staged: dict[str, Path] = {}
+            for offer in offers:
+                file = ArtifactFile(offer.path, offer.sha256, offer.size_bytes, str(offer.source))
+                is_card = offer.path in model_card.NAMES
+                if not file.sha256 or not file.size_bytes or is_card:
+                    path, said = self._stage(fetcher, file)
+                    file = ArtifactFile(file.path, path.name, path.stat().st_size, file.uri)
+                    claims += [*said, *_claims(file.path, path)]
+                    staged[file.sha256] = path
+                files.append(file)
+            artifact = _assembled(source, files, claims)
+            if {file.sha256 for file in files} == staged.keys():
+                self.commit(artifact, staged, claims=claims)
+                self._objects.clear_staging(work)
+            return artifact
+
+    def _bring(self, artifact: Artifact, *, folder: Path, progress: Progress) -> None:
+        fetcher = self._fetcher(folder, progress)
+        staged: dict[str, Path] = {}
+        claims: list[LicenseClaim] = []
+        for file in _files(artifact):
+            path, said = self._stage(fetcher, file)
+            if path.name != file.sha256:
+                raise UpstreamError(
+                    f"{file.uri}: SHA-256 is {path.name}, expected {file.sha256}", reason="digest_mismatch"
+                )
+            staged[file.sha256] = path
+            claims += [*said, *_claims(file.path, path)]
+        self.commit(artifact, staged, claims=claims)
+        self._objects.clear_staging(folder.name)
+
+    def commit(self, artifact: Artifact, staged: dict[str, Path], *, claims: Iterable[LicenseClaim]) -> None:
+        """Moves what was fetched and checked into the store, and then puts it on record."""
+        verdict = licenses.judge([*claims])
+        files = [
+            msgspec.structs.replace(file, size_bytes=staged[file.sha256].stat().st_size)
+            for file in _files(artifact)
+        ]
+        whole = msgspec.structs.replace(
+            artifact,
+            size_bytes=sum(file.size_bytes for file in files),
+            files=tuple(files) if artifact.files else (),
+        )
+        record = Record(artifact=whole, license_evidence=verdict.evidence, fetched_s=self._clock.wall_s())
+        with self._objects.lock(STORE_LOCK):
+            for sha256, path in staged.items():
+                self._objects.add(path, sha256=sha256)
+            if artifact.files:
+                self._plant(artifact)
+            encoded = msgspec.json.format(msgspec.json.encode(record), indent=2)
+            write_whole(self._records / f"{artifact.sha256}.json", encoded + b"\n")
+        self.touch(artifact.sha256)
+
+    def _plant(self, artifact: Artifact) -> None:
+        """A folder as engines want it: their names, leading to the blobs."""
+        tree, draft = self._trees / artifact.sha256, self._trees / f".{artifact.sha256}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        for file in artifact.files:
+            link = draft / file.path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            up = "../" * (file.path.count("/") + 2)
+            link.symlink_to(f"{up}blobs/sha256/{file.sha256}")
+        shutil.rmtree(tree, ignore_errors=True)
+        draft.replace(tree)
+
+    def _stage(self, fetcher: Fetcher, file: ArtifactFile) -> tuple[Path, tuple[LicenseClaim, ...]]:
+        """The file in the staging folder, under its digest, from the store if it is there."""
+        target = fetcher.folder / file.sha256
+        if file.sha256:
+            if target.exists():
+                return target, ()
+            blob = self._objects.path(file.sha256)
+            if blob.exists() and sha256_of(blob) == file.sha256:
+                os.link(blob, target)  # a removal meanwhile takes the store's name, not this one
+                return target, ()
+        source = sources.parse(file.uri)
+        assert source is not None, "artifacts name places"
+        fetched = fetcher.fetch(source, sha256=file.sha256)
+        (path,) = fetched.files.values()
+        # Linked rather than moved: what a later call of the fetcher finds under its own name isn't fetched again.
+        target = fetcher.folder / sha256_of(path)
+        if not target.exists():
+            os.link(path, target)
+        return target, fetched.claims
+
+    def _fetcher(self, folder: Path, progress: Progress) -> Fetcher:
+        return Fetcher(folder, self._objects.check_space, progress, self._patience)
+
+    def _read(self, sha256: str) -> Record | None:
+        if not _DIGEST.fullmatch(sha256):
+            return None
+        path = self._records / f"{sha256}.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Record)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"{path}: not a record ({error}); remove the file and fetch it again"
+            ) from error
+
+
+def _files(artifact: Artifact) -> Sequence[ArtifactFile]:
+    """Its files, also where it is a single one."""
+    name = artifact.uri.rpartition("/")[2]
+    return artifact.files or (ArtifactFile(name, artifact.sha256, artifact.size_bytes, artifact.uri),)
+
+
+def _assembled(source: Source, files: list[ArtifactFile], claims: list[LicenseClaim]) -> Artifact:
+    verdict = licenses.judge(claims)
+    license = verdict.refused or verdict.license
+    is_folder = sources.is_folder(source)
+    ordered = sorted(files, key=lambda file: file.path.encode())
+    return Artifact(
+        uri=str(source),
+        rev=sources.revision(source),
+        sha256=folder_digest(ordered) if is_folder else ordered[0].sha256,
+        size_bytes=sum(file.size_bytes for file in ordered),
+        license="" if license == licenses.UNKNOWN else license,
+        files=tuple(ordered) if is_folder else (),
+    )
+
+
+def _claims(path: str, staged: Path) -> list[LicenseClaim]:
+    """What a file says about the license of its whole artifact."""
+    if path in model_card.NAMES:
+        return model_card.claims(staged)
+    if path.endswith(".gguf"):
+        return [gguf_file.license_claim(gguf_file.read_metadata(staged))]
+    return []
+
+
+def _checked(uri: str, offers: Sequence[Offer]) -> list[Offer]:
+    """The files that make the artifact. Hidden ones belong to tools, such as version control, and are left out."""
+    names = {offer.path for offer in offers}
+    for path in names:
+        parts = path.split("/")
+        if len(path.encode()) > _PATH_BYTES_MAX or not all(map(_PART.fullmatch, parts)):
+            raise ConfigError(f"{uri}: a file is called {path!r}, which is no name to store it by")
+        if any("/".join(parts[:depth]) in names for depth in range(1, len(parts))):
+            raise ConfigError(f"{uri}: {path!r} lies below a file")
+    kept = [offer for offer in offers if not any(part.startswith(".") for part in offer.path.split("/"))]
+    if not 0 < len(kept) <= FILES_MAX:
+        raise ConfigError(f"{uri}: has {len(kept)} files, and 1 to {FILES_MAX} make an artifact")
+    return kept
+
+
+def _work_name(uri: str) -> str:
+    """Where work on that place goes on; a name that no model can have."""
+    return "+" + hashlib.sha256(uri.encode()).hexdigest()[:40]
