@@ -24,9 +24,10 @@ import uvloop
 from benchmarks import machine, rig, table
 from benchmarks.loadgen import Target
 from headrace import config
-from headrace.control.launchers import EMBEDDED_ENGINE
 from headrace.core.fleet import Task
-from headrace.engines.embedded import EngineReport, EngineSettings, default_threads
+from headrace.engines.child import EngineReport
+from headrace.engines.embedded import EngineSettings, default_threads
+from headrace.engines.kinds import EMBEDDED_ENGINE
 from headrace.stores.registry import ModelStore
 
 ENGINE_KEY = "BENCH_ENGINE_KEY"

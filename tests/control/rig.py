@@ -7,18 +7,20 @@ import os
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from headrace.control.launchers import ProcessLauncher
+from headrace.control.launchers import Launcher, Lifeline
 from headrace.control.reconciler import Reconciler
 from headrace.control.replica import EngineSpec
 from headrace.control.status import ReplicaStatus
 from headrace.core.clock import SystemClock
 from headrace.core.fleet import FleetSnapshot, Replica, ReplicaState, Task
+from headrace.engines.kinds import KINDS
+from headrace.engines.starting import Asked, Command, Kind
 
 
 def until(is_so: Callable[[], Any], *, within_s: float = 60.0) -> Any:
@@ -87,23 +89,53 @@ async def reconciling(
     record: Record, *, engines: Any = (), upstreams: Any = (), launcher: Any = None, **limits: Any
 ) -> AsyncIterator[Reconciler]:
     """A reconciler at work, cancelled and waited for at the end."""
-    reconciler = Reconciler(
-        engines,
-        upstreams,
-        launcher=launcher,
-        clock=SystemClock(),
-        chance=random.Random(1),
-        publish=record.publish,
-        observe=record.statuses.append,
-        **limits,
-    )
-    running = asyncio.create_task(reconciler.run())
+    with launching(launcher) as started:
+        reconciler = Reconciler(
+            engines,
+            upstreams,
+            launcher=started,
+            clock=SystemClock(),
+            chance=random.Random(1),
+            publish=record.publish,
+            observe=record.statuses.append,
+            kinds=KINDS if launcher is None else launcher.kinds,
+            **limits,
+        )
+        running = asyncio.create_task(reconciler.run())
+        try:
+            yield reconciler
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What can be launched, and where its files and logs go."""
+
+    directory: Path
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
+    stop_grace_s: float = 5.0
+
+
+@contextlib.contextmanager
+def launching(engines: Engines | None) -> Iterator[Launcher | None]:
+    """A launcher under a lifeline of its own, which ends with the test."""
+    if engines is None:
+        yield None
+        return
+    lifeline = Lifeline()
     try:
-        yield reconciler
+        yield Launcher(
+            run=engines.directory / "replicas",
+            logs=engines.directory,
+            lifeline_fd=lifeline.reading_fd,
+            clock=SystemClock(),
+            stop_grace_s=engines.stop_grace_s,
+        )
     finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        lifeline.close()
 
 
 def spec(deployment: str = "model", *, path: Path = Path("unused"), task: Task = Task.CHAT) -> EngineSpec:
@@ -118,10 +150,14 @@ def spec(deployment: str = "model", *, path: Path = Path("unused"), task: Task =
     )
 
 
-def fake_engines(logs: Path, *behaviour: str) -> ProcessLauncher:
-    """A launcher of the engine below."""
-    command = (sys.executable, __file__, *behaviour)
-    return ProcessLauncher(logs=logs, command=command, stop_grace_s=0.3)
+def fake_engines(logs: Path, *behaviour: str) -> Engines:
+    """The engine below in the place of the embedded one."""
+
+    def command(asked: Asked, port: int, key: str) -> Command:
+        return Command((sys.executable, __file__, *behaviour), settings=f'{{"api_key": "{key}"}}')
+
+    kind = Kind("embedded", "embedded", command, speaks_reports=True)
+    return Engines(logs, {"embedded": kind}, stop_grace_s=0.3)
 
 
 class FakeEngine(BaseHTTPRequestHandler):

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from headrace.control.launchers import ProcessLauncher
 from headrace.control.replica import EngineSpec
 from headrace.core.fleet import Replica, ReplicaState, Task
 from headrace.engines.fetch import Response, fetch
 from headrace.policies.restart import RestartPolicy
-from tests.control.rig import Record, eventually, is_running, parent_of, reconciling, until
+from tests.control.rig import Engines, Record, eventually, is_running, parent_of, reconciling, until
 from tests.support.models import shared_store
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -81,7 +80,7 @@ def test_chat_and_embeddings_are_ready_answer_under_their_names_and_only_with_th
     async def scenario() -> None:
         record = Record()
         specs = [chat_spec(), embedding_spec()]
-        launcher = ProcessLauncher(logs=tmp_path)
+        launcher = Engines(tmp_path)
         async with reconciling(record, engines=specs, launcher=launcher) as reconciler:
             (chat,) = await eventually(lambda: record.replicas("chat"), within_s=120)
             (embeddings,) = await eventually(lambda: record.replicas("embeddings"), within_s=120)
@@ -112,7 +111,7 @@ def test_a_slot_that_the_gateway_names_reuses_its_own_prompt_and_nothing_of_anot
 
     async def scenario() -> None:
         record = Record()
-        async with reconciling(record, engines=[chat_spec()], launcher=ProcessLauncher(logs=tmp_path)):
+        async with reconciling(record, engines=[chat_spec()], launcher=Engines(tmp_path)):
             (replica,) = await eventually(lambda: record.replicas("chat"), within_s=120)
             text = "The ferry leaves at nine. " * 12
             question = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
@@ -152,14 +151,14 @@ def test_nothing_that_a_caller_sends_reaches_the_log(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         record = Record()
-        async with reconciling(record, engines=[chat_spec()], launcher=ProcessLauncher(logs=tmp_path)):
+        async with reconciling(record, engines=[chat_spec()], launcher=Engines(tmp_path)):
             (replica,) = await eventually(lambda: record.replicas("chat"), within_s=120)
             for path, question in questions:
                 refused = await ask(replica, path, question, authorization=replica.authorization)
                 assert refused.status >= 400
 
     asyncio.run(scenario())
-    assert marker not in "".join(log.read_text() for log in tmp_path.iterdir())
+    assert marker not in "".join(log.read_text() for log in tmp_path.iterdir() if log.is_file())
 
 
 def test_a_killed_engine_is_out_within_a_second_and_ready_again_as_a_new_generation(tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_a_killed_engine_is_out_within_a_second_and_ready_again_as_a_new_generat
 
     async def scenario() -> None:
         record = Record()
-        launcher = ProcessLauncher(logs=tmp_path)
+        launcher = Engines(tmp_path)
         async with reconciling(
             record, engines=[chat_spec()], launcher=launcher, restarts=AT_ONCE
         ) as reconciler:
@@ -211,7 +210,7 @@ def test_an_engine_without_a_lifeline_ends_when_its_input_ends() -> None:
 SUPERVISOR = """
 import asyncio, random, sys
 from pathlib import Path
-from headrace.control.launchers import ProcessLauncher
+from headrace.control.launchers import Launcher, Lifeline
 from headrace.control.reconciler import Reconciler
 from headrace.control.replica import EngineSpec
 from headrace.core.clock import SystemClock
@@ -222,7 +221,12 @@ asyncio.run(
     Reconciler(
         [spec],
         [],
-        launcher=ProcessLauncher(logs=Path(sys.argv[2])),
+        launcher=Launcher(
+            run=Path(sys.argv[2]) / "replicas",
+            logs=Path(sys.argv[2]),
+            lifeline_fd=Lifeline().reading_fd,
+            clock=SystemClock(),
+        ),
         clock=SystemClock(),
         chance=random.Random(),
         publish=lambda snapshot: None,
@@ -267,7 +271,7 @@ def test_a_model_that_does_not_load_is_failed_with_the_cause_and_tried_again(
 
     async def scenario() -> None:
         record = Record()
-        launcher = ProcessLauncher(logs=tmp_path / "logs")
+        launcher = Engines(tmp_path / "logs")
         async with reconciling(
             record, engines=[chat_spec(path)], launcher=launcher, restarts=AT_ONCE
         ) as reconciler:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import Config, resolve_secret
-from headrace.control.launchers import ProcessLauncher
+from headrace.control.launchers import Launcher, Lifeline
 from headrace.control.reconciler import Reconciler, refuse_twins
 from headrace.control.replica import EngineSpec
 from headrace.control.status import ReplicaStatus, announcement
@@ -54,12 +54,18 @@ class ControlPlane:
         self._changed = changed
         self._metrics = metrics
         self._log = log
+        self._lifeline = Lifeline()
         self._seen: dict[tuple[str, str], tuple[ReplicaState, int, bool]] = {}  # by replica and model
         self._engines = frozenset(model.name for model in models)
         self._reconciler = Reconciler(
             [_engine_spec(config, model) for model in models],
             _upstreams(config),
-            launcher=ProcessLauncher(logs=data / "logs"),
+            launcher=Launcher(
+                run=data / "run" / "replicas",
+                logs=data / "logs",
+                lifeline_fd=self._lifeline.reading_fd,
+                clock=clock,
+            ),
             clock=clock,
             chance=chance,
             publish=publish,
@@ -75,7 +81,10 @@ class ControlPlane:
 
     async def run(self) -> None:
         """Until cancelled; then every engine is stopped within its grace."""
-        await self._reconciler.run()
+        try:
+            await self._reconciler.run()
+        finally:
+            self._lifeline.close()
 
     def replicas(self) -> tuple[ReplicaStatus, ...]:
         """Every replica at this moment."""

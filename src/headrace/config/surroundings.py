@@ -15,6 +15,11 @@ def environment(name: str) -> str | None:
     return os.environ.get(variable(name))
 
 
+def inherited() -> dict[str, str]:
+    """All of the environment, for a process that gets the same."""
+    return dict(os.environ)
+
+
 def variable(name: str) -> str:
     """What that environment variable is called."""
     return _PREFIX + name.upper().replace("-", "_")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from headrace.control import upstreams as upstream_servers
-from headrace.control.launchers import ProcessLauncher
+from headrace.control.launchers import Launcher
 from headrace.control.replica import EngineLimits, EngineReplica, EngineSpec
 from headrace.control.status import ReplicaStatus
 from headrace.control.upstreams import Remembered, Upstream, UpstreamLimits, UpstreamWatch
@@ -15,6 +15,8 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
+from headrace.engines.kinds import KINDS
+from headrace.engines.starting import Kind
 from headrace.policies.restart import RestartPolicy
 
 NOTHING = FleetSnapshot()
@@ -39,7 +41,7 @@ class Reconciler:
         engines: Sequence[EngineSpec],
         upstreams: Sequence[Upstream],
         *,
-        launcher: ProcessLauncher,
+        launcher: Launcher,
         clock: Clock,
         chance: Chance,
         publish: Callable[[FleetSnapshot], None],
@@ -50,6 +52,7 @@ class Reconciler:
         engine_limits: EngineLimits | None = None,
         upstream_limits: UpstreamLimits | None = None,
         restarts: RestartPolicy | None = None,
+        kinds: Mapping[str, Kind] = KINDS,
     ) -> None:
         self._publish = publish
         self._observe = observe
@@ -64,6 +67,7 @@ class Reconciler:
                 limits=engine_limits or EngineLimits(),
                 restarts=restarts or RestartPolicy(),
                 changed=self._changed,
+                kinds=kinds,
             )
             for spec in engines
         ]

@@ -4,14 +4,15 @@ import asyncio
 import hashlib
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from headrace.control import probes
-from headrace.control.launchers import EngineProcess, ProcessLauncher
+from headrace.control.launchers import EngineHandle, Launcher
+from headrace.control.replica_files import Want
 from headrace.control.status import ColdStart, ReplicaStatus
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
@@ -20,7 +21,9 @@ from headrace.core.fleet import Deployment, Replica, ReplicaState, Task
 from headrace.core.ids import ReplicaId
 from headrace.core.outcome import AttemptOutcome
 from headrace.engines import embedded
+from headrace.engines.kinds import KINDS
 from headrace.engines.openai_compatible import DIALECTS
+from headrace.engines.starting import Asked, Kind
 from headrace.policies.liveness import Liveness
 from headrace.policies.restart import RestartPolicy
 
@@ -50,6 +53,7 @@ class EngineSpec:
     context_tokens: int
     threads: int
     location: str = ""
+    engine: str = "embedded"
 
     def revision(self) -> str:
         """Digest of everything that makes this engine's answers; equal specs on equal software have equal ones."""
@@ -95,15 +99,17 @@ class EngineReplica:
         self,
         spec: EngineSpec,
         *,
-        launcher: ProcessLauncher,
+        launcher: Launcher,
         clock: Clock,
         chance: Chance,
         limits: EngineLimits,
         restarts: RestartPolicy,
         changed: Callable[[ReplicaStatus], None],
+        kinds: Mapping[str, Kind] = KINDS,
     ) -> None:
         self.id = ReplicaId(f"{spec.deployment}-0")
         self._spec = spec
+        self._kind = kinds[spec.engine]
         self._launcher = launcher
         self._clock = clock
         self._chance = chance
@@ -177,16 +183,16 @@ class EngineReplica:
     async def _live(self) -> str:
         """One process from launch to end; returns why it ended."""
         self._ready_at_s = None
-        api_key = secrets.token_urlsafe(32)
+        api_key = self._kind.new_key()
         launched_at_s = self._clock.now_s()
         self._become(ReplicaState.STARTING, reason=self._reason)
         try:
-            engine = await self._launcher.launch(self.id, self._settings(api_key))
+            engine = await self._launcher.launch(self._want(api_key))
         except OSError as error:
             return f"cannot be launched: {error}"
         try:
             async with asyncio.TaskGroup() as tasks:
-                ended = tasks.create_task(engine.wait())
+                ended = tasks.create_task(engine.ended())
                 service = tasks.create_task(self._serve(engine, api_key, launched_at_s=launched_at_s))
                 await asyncio.wait({ended, service}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done():
@@ -194,34 +200,39 @@ class EngineReplica:
                 self._withdraw(ReplicaState.PENDING if ended.done() else ReplicaState.DRAINING)
                 # A process that dies closes its sockets first: what failed on them is not the reason then.
                 await asyncio.wait({ended}, timeout=DEATH_NOTICE_S)
+                has_ended = ended.done()
                 service.cancel()
                 ended.cancel()
-            was_killed = not ended.cancelled() and ended.result() > 128
-            if service.cancelled() or was_killed:
-                return _why_ended(ended.result(), engine)
+            if has_ended:
+                status = await engine.wait()
+                if service.cancelled() or status is None or status > 128:
+                    return _why_ended(status, engine)
             return service.result()
         finally:
             self._withdraw(ReplicaState.DRAINING)
             await engine.stop()
             self._pid = None
 
-    async def _serve(self, engine: EngineProcess, api_key: str, *, launched_at_s: float) -> str:
+    async def _serve(self, engine: EngineHandle, api_key: str, *, launched_at_s: float) -> str:
         """Everything while the process lives; returns why it should not live on."""
         try:
             async with asyncio.timeout(self._limits.load_s):
-                loading = await engine.report()
-                loading_at_s = self._clock.now_s()
-                self._pid = engine.pid
-                listening = await engine.report() if loading else None
-                if listening is None:
-                    return _why_ended(await engine.wait(), engine)
+                state = engine.state
+                while state is None or state.stage not in ("listening", "failed"):
+                    self._pid = engine.pid
+                    state = await engine.next_state()
+                    if state is None:
+                        return _why_ended(await engine.wait(), engine)
         except TimeoutError:
             return f"did not listen within {self._limits.load_s:g} s of its launch"
-        if listening.state != "listening":
-            return "; ".join(filter(None, (f"failed to load: {listening.reason}", engine.first_error())))
-        listening_at_s = self._clock.now_s()
+        self._pid = engine.pid
+        if state.stage == "failed":
+            return _why_ended(await engine.wait(), engine)
+        assert state.loading_s is not None
+        assert state.listening_s is not None
+        loading_at_s, listening_at_s = state.loading_s, state.listening_s
         self._become(ReplicaState.WARMING, reason=self._reason)
-        address = probes.Address("127.0.0.1", listening.port, authorization=f"Bearer {api_key}")
+        address = probes.Address("127.0.0.1", state.port, authorization=f"Bearer {api_key}")
         try:
             await self._learn_bounds(address)
             await self._send_canary(address, within_s=self._limits.canary_s)
@@ -269,16 +280,30 @@ class EngineReplica:
     async def _send_canary(self, address: probes.Address, *, within_s: float) -> None:
         await probes.canary(address, model=self._spec.deployment, task=self._spec.task, timeout_s=within_s)
 
-    def _settings(self, api_key: str) -> embedded.EngineSettings:
-        spec = self._spec
-        return embedded.EngineSettings(
-            model_path=str(spec.model_path),
+    def _want(self, api_key: str) -> Want:
+        spec, kind = self._spec, self._kind
+        asked = Asked(
             model_name=spec.deployment,
+            model_path=str(spec.model_path),
             task=spec.task,
             slots=spec.slots,
             context_tokens=spec.context_tokens,
-            threads=spec.threads or embedded.default_threads(),
-            api_key=api_key,
+            threads=spec.threads,
+        )
+        command = kind.command(asked, 0, api_key)
+        return Want(
+            replica=self.id,
+            token=secrets.token_hex(16),
+            deployment=spec.deployment,
+            revision=self._revision,
+            generation=self._generation,
+            command=command.arguments,
+            settings=command.settings,
+            environment=dict(command.environment),
+            speaks_reports=kind.speaks_reports,
+            authorization=f"Bearer {api_key}",
+            log=str(self._launcher.log_of(self.id)),
+            grace_s=self._launcher.stop_grace_s,
         )
 
     def _admit(self, address: probes.Address) -> None:
@@ -307,7 +332,11 @@ class EngineReplica:
         self._changed(self.status())
 
 
-def _why_ended(status: int, engine: EngineProcess) -> str:
+def _why_ended(status: int | None, engine: EngineHandle) -> str:
+    if engine.state is not None and engine.state.stage == "failed":
+        return "; ".join(filter(None, (f"failed to load: {engine.state.reason}", engine.first_error())))
+    if status is None:
+        return "; ".join(filter(None, ("its lifeline was killed", engine.first_error())))
     number = status - 128
     is_signal = number in signal.valid_signals()
     how = f"killed by {signal.Signals(number).name}" if is_signal else f"ended with status {status}"

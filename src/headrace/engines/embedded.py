@@ -11,12 +11,13 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from headrace.core.fleet import Task
+from headrace.engines import child
 
 ENGINE = "xllamacpp"
 CHAT_BATCH_TOKENS = 256
@@ -42,15 +43,6 @@ class EngineSettings:
     context_tokens: int
     threads: int
     api_key: str = field(repr=False)
-
-
-class EngineReport(msgspec.Struct, frozen=True):
-    """One line from the child: `loading`, then `listening` or `failed`."""
-
-    state: Literal["loading", "listening", "failed"]
-    pid: int
-    port: int = 0
-    reason: str = ""
 
 
 def engine_version() -> str:
@@ -117,18 +109,17 @@ def main() -> int:
     SIGTERM keeps its default and ends the process at once, also while loading: nothing here needs saving, and the
     gateway has let requests finish before anyone sends it.
     """
-    reports = _take_standard_output()
-    settings = msgspec.json.decode(_line_from_standard_input(), type=EngineSettings)
-    _report(reports, EngineReport(state="loading", pid=os.getpid()))
+    reports = child.Reports()
+    settings = msgspec.json.decode(child.settings_line(), type=EngineSettings)
+    reports.loading()
     try:
         server = _start(settings)
     except (OSError, ImportError, RuntimeError, ValueError) as error:
-        _report(reports, EngineReport(state="failed", pid=os.getpid(), reason=str(error)))
+        reports.failed(str(error))
         return 1
     # Errors of single requests quote what the caller sent, so nothing is logged once there are callers.
     _send_to_nowhere(1, 2)
-    port = urlsplit(server.listening_address).port or 0
-    _report(reports, EngineReport(state="listening", pid=os.getpid(), port=port))
+    reports.listening(urlsplit(server.listening_address).port or 0)
     while os.read(0, 4096):
         pass
     # Not a normal exit: destroying the server would wait for requests that nobody reads any more.
@@ -151,34 +142,11 @@ def _start(settings: EngineSettings) -> Any:
     return xllamacpp.Server(parameters)
 
 
-def _take_standard_output() -> BinaryIO:
-    """Standard output for reports alone; what the native library prints goes to standard error, the log."""
-    reports = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return reports
-
-
 def _send_to_nowhere(*descriptors: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
-
-
-def _report(reports: BinaryIO, report: EngineReport) -> None:
-    reports.write(msgspec.json.encode(report) + b"\n")
-    reports.flush()
-
-
-def _line_from_standard_input() -> bytes:
-    """One line, and not a byte more of what may follow."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            sys.exit("embedded: standard input ended before the settings")
-        line += byte
-    return bytes(line)
 
 
 if __name__ == "__main__":
