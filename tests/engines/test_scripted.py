@@ -55,6 +55,42 @@ def stream(engine: ScriptedEngine, **fields: Any) -> Exchange:
 # Answers
 
 
+def test_it_says_what_its_table_has_for_the_first_key_that_stands_in_the_prompt() -> None:
+    table = {"how long": "Fourteen days [1] 十四天", "may I": "I can't share that."}
+    with scripted_engine(answers=table) as engine:
+
+        def said(question: str, **fields: Any) -> dict[str, Any]:
+            messages = [{"role": "system", "content": "Answer."}, {"role": "user", "content": question}]
+            answer = ask(engine, body=chat(messages=messages, **fields))
+            return {
+                "text": answer["choices"][0]["message"]["content"],
+                **answer["choices"][0],
+                **answer["usage"],
+            }
+
+        right = said("may I ask how long it is?")
+        assert right["text"] == table["how long"]
+        assert right["finish_reason"] == "stop"
+        assert right["completion_tokens"] == 6  # of four bytes each, and a character is never cut
+        assert said("may I?")["text"] == table["may I"]
+        assert said("hello")["text"].startswith("000 001 ")
+        cut = said("how long", max_tokens=2)
+        assert (cut["text"], cut["finish_reason"]) == ("Fourteen", "length")
+        assert stream(engine, messages=[{"role": "user", "content": "how long"}]).text == table["how long"]
+
+
+def test_it_says_one_text_to_every_prompt() -> None:
+    with scripted_engine(answers={"": "Yes."}) as engine:
+        assert ask(engine)["choices"][0]["message"]["content"] == "Yes."
+
+
+def test_a_table_of_answers_that_is_none_is_named() -> None:
+    command = [sys.executable, "-m", "headrace", "engine", "scripted", "--port", "0", "--answers", __file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "--answers" in done.stderr
+
+
 def test_a_stream_and_a_whole_answer_have_the_same_text(engine: ScriptedEngine) -> None:
     whole = ask(engine)["choices"][0]["message"]["content"]
     assert stream(engine).text == whole

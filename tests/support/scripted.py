@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def scripted_engine(
     ttft_ms: float = 0,
     itl_ms: float = 0,
     tokens: int = 20,
+    answers: Mapping[str, str] | None = None,
     faults: str = "",
     models: tuple[str, ...] = ("scripted",),
     owned_by: str = "headrace-scripted",
@@ -92,6 +93,9 @@ def scripted_engine(
         command += ["--slots", str(slots), "--ttft-ms", str(ttft_ms), "--itl-ms", str(itl_ms)]
         command += ["--tokens", str(tokens), "--model", *models, "--owned-by", owned_by, "--fault", faults]
         command += ["--prefix-cache", str(prefix_cache), "--prefill-tokens-per-s", str(prefill_tokens_per_s)]
+        if answers is not None:
+            (Path(folder) / "answers.json").write_text(json.dumps(answers))
+            command += ["--answers", str(Path(folder) / "answers.json")]
         if log_file is not None:
             log_file.touch()
             command += ["--log", str(log_file)]

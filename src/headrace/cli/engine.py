@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.cli.common import command
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
@@ -55,6 +57,12 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help=f"owner of its models, to pose as another server: vllm, llamacpp (default: {OWNER})",
     )
+    _add_play(added)
+    added.add_argument("--log", type=Path, metavar="FILE", help="append one JSON line per execution")
+
+
+def _add_play(added: argparse.ArgumentParser) -> None:
+    """What it says, how fast, and what goes wrong."""
     added.add_argument(
         "--slots", type=int, default=64, help="requests at once; more wait inside (default: 64)"
     )
@@ -69,6 +77,14 @@ def add(commands: Any) -> None:
         "--itl-ms", type=float, default=0.0, metavar="MS", help="time between tokens (default: 0)"
     )
     added.add_argument("--tokens", type=int, default=20, help="tokens of an answer (default: 20)")
+    said = added.add_mutually_exclusive_group()
+    said.add_argument("--answer", metavar="TEXT", help="what it says to every prompt, instead of words")
+    said.add_argument(
+        "--answers",
+        type=Path,
+        metavar="FILE",
+        help='what it says, by what stands in the prompt: a JSON object, {"how long": "14 days"}; the first that does counts',
+    )
     added.add_argument(
         "--prefix-cache",
         type=int,
@@ -84,7 +100,6 @@ def add(commands: Any) -> None:
         help="how fast it reads a prompt, but for what is cached, before the first token (default: no time)",
     )
     added.add_argument("--fault", default="", metavar="SCRIPT", help="what goes wrong, and when; see below")
-    added.add_argument("--log", type=Path, metavar="FILE", help="append one JSON line per execution")
 
 
 def _run_scripted(arguments: argparse.Namespace) -> None:
@@ -108,12 +123,24 @@ def _run_scripted(arguments: argparse.Namespace) -> None:
         ttft_s=arguments.ttft_ms / 1000,
         itl_s=arguments.itl_ms / 1000,
         tokens=arguments.tokens,
+        answers=_answers(arguments),
         prefix_cache_tokens=arguments.prefix_cache,
         prefill_tokens_per_s=arguments.prefill_tokens_per_s,
         faults=scripted_faults.parse(arguments.fault),
         log=arguments.log,
     )
     scripted.run(settings, clock=SystemClock(), on_ready=_say_ready)
+
+
+def _answers(arguments: argparse.Namespace) -> dict[str, str]:
+    if arguments.answers is None:
+        return {} if arguments.answer is None else {"": arguments.answer}
+    try:
+        return msgspec.json.decode(arguments.answers.read_bytes(), type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--answers: {arguments.answers}: {error}; it must be a JSON object of texts by what stands in the prompt"
+        ) from error
 
 
 def _say_ready(url: str) -> None:

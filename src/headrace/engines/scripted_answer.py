@@ -64,12 +64,15 @@ def _kept_generation(question: Question, tokens: int) -> Plan:
 
 
 def _content(question: Question, tokens: int, faults: Faults) -> _Content:
-    natural = 0 if faults.has(Kind.EMPTY) else tokens
+    said = None if question.tool or question.answer is None else _cut_utf8(question.answer, 4)
+    natural = 0 if faults.has(Kind.EMPTY) else tokens if said is None else len(said)
     count = natural if question.output_tokens_max is None else min(natural, question.output_tokens_max)
     words = _words(faults)
     if question.tool:
         pieces = _tool_pieces(natural, words, calls=2 if faults.has(Kind.TOOLS) else 1)[:count]
         reason = "tool_calls"
+    elif said is not None:
+        pieces, reason = [(0, piece) for piece in said[:count]], "stop"
     else:
         pieces = [(0, word) for word in islice(cycle(words), count)]
         reason = "stop"

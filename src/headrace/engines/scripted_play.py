@@ -6,7 +6,8 @@ measures.
 
 import asyncio
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -54,6 +55,7 @@ class Settings:
         slots: Requests at once; more wait inside, without bound.
         ttft_s, itl_s: Time to the first token, and between tokens.
         tokens: Natural length of an answer.
+        answers: What is said instead, by what stands in the prompt: the first key that does; "" stands in every one.
         prefix_cache_tokens: What its prefix cache holds; 0 for none.
         prefill_tokens_per_s: How fast it reads what is not cached, before the first token; 0 takes no time.
         log: Gets one JSON line per execution.
@@ -67,6 +69,7 @@ class Settings:
     ttft_s: float = 0.0
     itl_s: float = 0.0
     tokens: int = 20
+    answers: Mapping[str, str] = field(default_factory=dict)
     prefix_cache_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
     faults: tuple[Rule, ...] = ()
@@ -132,8 +135,14 @@ class Engine:
                 for prompt in scripted_question.prompts(endpoint, body)
             )
             question = msgspec.structs.replace(question, cached_tokens=cached)
+        if self.settings.answers and endpoint is not Endpoint.EMBEDDINGS:
+            question = msgspec.structs.replace(question, answer=self._answer(endpoint, body))
         plan = scripted_answer.plan(question, tokens=self.settings.tokens, faults=faults)
         return question, traces, self._with_prefill(plan, question)
+
+    def _answer(self, endpoint: Endpoint, body: bytes) -> str | None:
+        prompt = b"\n".join(scripted_question.prompts(endpoint, body)).decode()
+        return next((text for key, text in self.settings.answers.items() if key in prompt), None)
 
     def _with_prefill(self, plan: Plan, question: Question) -> Plan:
         """The plan with the time that it takes to read what is not cached."""
