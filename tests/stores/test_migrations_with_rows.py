@@ -41,6 +41,13 @@ ROWS = {
     "deployment_version": "(name, version, file_text, spec, lock, digest, actor, applied_s)"
     " VALUES ('chat', 1, 'f', '{}', '{}', 'sha256:1', 'cli:me', 1.5)",
     "deployment_wanted": "(number, name, version, reason, actor, at_s) VALUES (1, 'chat', 1, 'apply', 'cli:me', 1.5)",
+    "controller_lease": "(\"only\", epoch, holder, taken_s, generation) VALUES (1, 1, 'x', 1.5, 1)",
+    "replica": "(id, deployment, version, generation, token, is_draining, decided_s, failures, epoch)"
+    " VALUES ('chat-0', 'chat', 1, 1, 't', 0, 1.5, 0, 1)",
+    "deployment_state": "(name, accepted, rollout, epoch) VALUES ('chat', 1, '{}', 1)",
+    "scale_state": "(name, version, scale, epoch) VALUES ('chat', 1, '{}', 1)",
+    "decision": "(at_s, epoch, kind, deployment, reason, inputs, outcome) VALUES (1.5, 1, 'scale', 'chat', 'r', '{}', '{}')",
+    "cold_start": "(digest, at_s, stages) VALUES ('sha256:1', 1.5, '{}')",
     "gateway": "(id, host, pid, version, schema_number, seen_s) VALUES ('g', 'h', 1, 'v', 1, 1.5)",
 }
 MADE_WITH_THEIR_TABLE = {"tenancy", "audit_head", "shipping", "installation"}

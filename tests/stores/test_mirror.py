@@ -11,7 +11,7 @@ from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError
 from headrace.core.prices import Item
 from headrace.core.tenant import TenantLimits
-from headrace.stores import mirror, schema, sqlite
+from headrace.stores import fleet_tables, mirror, schema, sqlite
 from headrace.stores.migrations import MIGRATIONS
 from headrace.stores.mirror import MIRRORED, Mirror
 from headrace.stores.postgres import PostgresDatabase
@@ -202,6 +202,7 @@ def test_every_table_has_its_place(rig: Rig) -> None:
         "engine_count",
         "deployment_version",
         "deployment_wanted",
+        *fleet_tables.TABLES,
     }
     assert tables == {*MIRRORED, *SHIPPED, *central_alone, *sent_by_others, *each_its_own}
     counted = {

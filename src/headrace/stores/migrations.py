@@ -4,7 +4,7 @@ The SQL of a step is in the words that stores.database lists; statements that SQ
 `Dialects`. A step that stands behind yours on a rebase goes in front: yours becomes the newest.
 """
 
-from headrace.stores import deployment_tables, money_tables, record_tables
+from headrace.stores import deployment_tables, fleet_tables, money_tables, record_tables
 from headrace.stores.database import Dialects
 from headrace.stores.steps import Loss, Migration, append_only, append_only_gone, count_changes
 
@@ -354,5 +354,14 @@ MIGRATIONS: tuple[Migration, ...] = (
             for step in (f"DROP TABLE {table}", append_only_gone(table))
         ),
         loses=(Loss("deployment_version", "applied versions of deployments"),),
+    ),
+    Migration(
+        "what the controller keeps",
+        up=fleet_tables.UP,
+        down=fleet_tables.DOWN,
+        loses=(
+            Loss("decision", "decisions of the controller"),
+            Loss("cold_start", "measured starts of engines"),
+        ),
     ),
 )
