@@ -4,9 +4,11 @@ import asyncio
 import hashlib
 import secrets
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
@@ -43,6 +45,8 @@ class EngineSpec:
         context_tokens: Prompt plus output of one request.
         threads: 0 means all cores but one.
         location: Where it runs; it makes no answer another one.
+        version, digest: Of the applied version; 0 and "" for what headrace.toml offers.
+        args: What the deployment's file says in `revision.args` beyond these.
     """
 
     deployment: str
@@ -54,9 +58,14 @@ class EngineSpec:
     threads: int
     location: str = ""
     engine: str = "embedded"
+    version: int = 0
+    digest: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
 
     def revision(self) -> str:
         """Digest of everything that makes this engine's answers; equal specs on equal software have equal ones."""
+        if self.digest:
+            return self.digest
         parts = {
             "weights": self.model_sha256,
             "engine": embedded.engine_version(),
@@ -88,17 +97,58 @@ class EngineLimits:
     last_canary_s: float = 10.0
 
 
+class Launches(Protocol):
+    """Numbers launches, and remembers them longer than this process lives."""
+
+    async def next(self, replica: ReplicaId) -> tuple[int, str]:
+        """Generation and token of the launch that begins now; no other one has them. Raises OSError where they can't be kept."""
+        ...
+
+
+class CountedLaunches:
+    """For who doesn't outlive his engines."""
+
+    def __init__(self) -> None:
+        self._generations: Counter[ReplicaId] = Counter()
+
+    async def next(self, replica: ReplicaId) -> tuple[int, str]:
+        generation = self._generations[replica]
+        self._generations[replica] += 1
+        return generation, secrets.token_hex(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """An engine that an earlier controller has launched.
+
+    Attributes:
+        offered: As it is offered at this moment, with this replica alone; None where it isn't.
+        status: As it was last told; None where it wasn't.
+    """
+
+    engine: EngineHandle
+    offered: Deployment | None
+    status: ReplicaStatus | None
+
+
 class EngineReplica:
     """Keeps one engine of `spec` running until cancelled, and says what the gateway may use of it.
 
     Owner of the state below: the task that runs `run`. `changed` is called after each change that `status` or
     `deployment` shows.
+
+    Args:
+        launches: Asked before each launch.
+        adopted: The engine to go on with; it stays offered as it is.
     """
 
     def __init__(
         self,
         spec: EngineSpec,
         *,
+        id: ReplicaId | None = None,
+        launches: Launches | None = None,
+        adopted: Adopted | None = None,
         launcher: Launcher,
         clock: Clock,
         chance: Chance,
@@ -107,7 +157,7 @@ class EngineReplica:
         changed: Callable[[ReplicaStatus], None],
         kinds: Mapping[str, Kind] = KINDS,
     ) -> None:
-        self.id = ReplicaId(f"{spec.deployment}-0")
+        self.id = id or ReplicaId(f"{spec.deployment}-0")
         self._spec = spec
         self._kind = kinds[spec.engine]
         self._launcher = launcher
@@ -115,6 +165,10 @@ class EngineReplica:
         self._chance = chance
         self._limits = limits
         self._restarts = restarts
+        self._launches = launches or CountedLaunches()
+        self._adopted = adopted
+        self._is_left = False
+        self._restarted = 0
         self._changed = changed
         self._created_s = int(clock.wall_s())
         self._revision = spec.revision()
@@ -125,9 +179,20 @@ class EngineReplica:
         self._generation = 0
         self._pid: int | None = None
         self._replica: Replica | None = None
+        self._launched_s = 0.0  # of an adopted engine its lifeline knows it
         self._ready_at_s: float | None = None
         self._cold_start: ColdStart | None = None
-        self._gauges: dict[str, float] = {}
+        self._gauges: Mapping[str, float] = {}
+        if adopted is not None:
+            self._go_on(adopted)
+
+    @property
+    def version(self) -> int:
+        return self._spec.version
+
+    def leave(self) -> None:
+        """When it is cancelled, the engine runs on, for another controller to adopt it."""
+        self._is_left = True
 
     def status(self) -> ReplicaStatus:
         return ReplicaStatus(
@@ -137,7 +202,8 @@ class EngineReplica:
             state=self._state,
             reason=self._reason,
             pid=self._pid,
-            restarts=self._generation,
+            restarts=self._restarted,
+            version=self._spec.version,
             cold_start=self._cold_start,
             gauges=self._gauges,
             traits=DIALECTS["embedded"],
@@ -161,10 +227,11 @@ class EngineReplica:
             choices_max=1,  # llama.cpp spreads several choices over slots of its own choosing, past our partition
             created_s=self._created_s,
             retry_after_s=self._cold_start.total_s if self._cold_start else DEFAULT_RETRY_AFTER_S,
+            version=spec.version,
         )
 
     async def run(self) -> None:
-        """Until cancelled; then the engine is stopped within the launcher's grace."""
+        """Until cancelled; then the engine is stopped within the launcher's grace, unless it was left."""
         quick_failures = 0
         try:
             while True:
@@ -176,24 +243,32 @@ class EngineReplica:
                 is_hopeless = never_ready or quick_failures > self._restarts.quick_failures_max
                 self._become(ReplicaState.FAILED if is_hopeless else ReplicaState.PENDING, reason=reason)
                 await asyncio.sleep(self._restarts.delay_s(quick_failures, self._chance))
-                self._generation += 1
+                self._restarted += 1
         finally:
-            self._become(ReplicaState.STOPPED, reason=self._reason)
+            if not self._is_left:
+                self._become(ReplicaState.STOPPED, reason=self._reason)
 
     async def _live(self) -> str:
         """One process from launch to end; returns why it ended."""
+        adopted, self._adopted = self._adopted, None
+        if adopted is not None:
+            return await self._hold(adopted.engine)
         self._ready_at_s = None
-        api_key = self._kind.new_key()
-        launched_at_s = self._clock.now_s()
+        self._launched_s = self._clock.now_s()
         self._become(ReplicaState.STARTING, reason=self._reason)
         try:
-            engine = await self._launcher.launch(self._want(api_key))
+            self._generation, token = await self._launches.next(self.id)
+            engine = await self._launcher.launch(self._want(token, self._kind.new_key()))
         except OSError as error:
             return f"cannot be launched: {error}"
+        return await self._hold(engine)
+
+    async def _hold(self, engine: EngineHandle) -> str:
+        """A process that was launched or adopted, to its end; returns why it ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 ended = tasks.create_task(engine.ended())
-                service = tasks.create_task(self._serve(engine, api_key, launched_at_s=launched_at_s))
+                service = tasks.create_task(self._serve(engine))
                 await asyncio.wait({ended, service}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done():
                     self._pid = None
@@ -209,12 +284,33 @@ class EngineReplica:
                     return _why_ended(status, engine)
             return service.result()
         finally:
-            self._withdraw(ReplicaState.DRAINING)
-            await engine.stop()
-            self._pid = None
+            if self._is_left:
+                engine.let_go()
+            else:
+                self._withdraw(ReplicaState.DRAINING)
+                await engine.stop()
+                self._pid = None
 
-    async def _serve(self, engine: EngineHandle, api_key: str, *, launched_at_s: float) -> str:
+    def _go_on(self, adopted: Adopted) -> None:
+        """As it was, without telling anybody: for who asks, nothing has changed."""
+        self._generation = adopted.engine.want.generation
+        self._pid = adopted.engine.pid
+        self._state = ReplicaState.STARTING
+        if adopted.status is not None and adopted.status.generation == self._generation:
+            self._cold_start, self._gauges = adopted.status.cold_start, adopted.status.gauges
+            self._restarted, self._reason = adopted.status.restarts, adopted.status.reason
+        if adopted.offered is not None:
+            (self._replica,) = adopted.offered.replicas
+            self._context_tokens = adopted.offered.context_tokens
+            self._vocabulary_tokens = adopted.offered.vocabulary_tokens
+            self._created_s = adopted.offered.created_s
+            self._ready_at_s = self._clock.now_s()
+            self._state = ReplicaState.READY
+
+    async def _serve(self, engine: EngineHandle) -> str:
         """Everything while the process lives; returns why it should not live on."""
+        if self._replica is not None:  # it has answered its canary to an earlier controller
+            return await self._watch(_address(self._replica))
         try:
             async with asyncio.timeout(self._limits.load_s):
                 state = engine.state
@@ -232,14 +328,14 @@ class EngineReplica:
         assert state.listening_s is not None
         loading_at_s, listening_at_s = state.loading_s, state.listening_s
         self._become(ReplicaState.WARMING, reason=self._reason)
-        address = probes.Address("127.0.0.1", state.port, authorization=f"Bearer {api_key}")
+        address = probes.Address("127.0.0.1", state.port, authorization=engine.want.authorization)
         try:
             await self._learn_bounds(address)
             await self._send_canary(address, within_s=self._limits.canary_s)
         except UpstreamError as error:
             return f"failed its canary: {error.message}"
         self._cold_start = ColdStart(
-            launch_s=loading_at_s - launched_at_s,
+            launch_s=loading_at_s - (self._launched_s or state.launched_s),
             load_s=listening_at_s - loading_at_s,
             warm_s=self._clock.now_s() - listening_at_s,
         )
@@ -280,7 +376,7 @@ class EngineReplica:
     async def _send_canary(self, address: probes.Address, *, within_s: float) -> None:
         await probes.canary(address, model=self._spec.deployment, task=self._spec.task, timeout_s=within_s)
 
-    def _want(self, api_key: str) -> Want:
+    def _want(self, token: str, api_key: str) -> Want:
         spec, kind = self._spec, self._kind
         asked = Asked(
             model_name=spec.deployment,
@@ -289,11 +385,12 @@ class EngineReplica:
             slots=spec.slots,
             context_tokens=spec.context_tokens,
             threads=spec.threads,
+            args=spec.args,
         )
         command = kind.command(asked, 0, api_key)
         return Want(
             replica=self.id,
-            token=secrets.token_hex(16),
+            token=token,
             deployment=spec.deployment,
             revision=self._revision,
             generation=self._generation,
@@ -330,6 +427,10 @@ class EngineReplica:
         self._state = state
         self._reason = reason
         self._changed(self.status())
+
+
+def _address(replica: Replica) -> probes.Address:
+    return probes.Address(replica.host, replica.port, authorization=replica.authorization)
 
 
 def _why_ended(status: int | None, engine: EngineHandle) -> str:

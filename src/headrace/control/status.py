@@ -37,6 +37,7 @@ class ReplicaStatus:
         gauges: The engine's own metrics as last scraped, without its prefix.
         traits: What kind of engine it is; None while that isn't known.
         location: Where it runs; "" where nobody said.
+        version: The applied version that it runs; 0 for what has none.
     """
 
     deployment: str
@@ -50,6 +51,7 @@ class ReplicaStatus:
     gauges: Mapping[str, float] = field(default_factory=dict)
     traits: EngineTraits | None = None
     location: str = ""
+    version: int = 0
 
 
 def announcement(status: ReplicaStatus, *, is_ours: bool) -> str | None:
