@@ -87,6 +87,7 @@ def chosen(*sections: str) -> set[str]:
             "dev.lock",
             (*RUN_SECTIONS, "To run with PostgreSQL", "To share limits among hosts", "To test", "To check"),
         ),
+        ("mlflow.lock", ("To run MLflow beside the tests",)),
     ],
 )
 def test_nothing_is_installed_that_nobody_has_chosen(lock: str, sections: tuple[str, ...]) -> None:

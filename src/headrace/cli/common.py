@@ -4,7 +4,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+from headrace import config
 
 Run = Callable[[argparse.Namespace], int | None]
 
@@ -18,6 +21,7 @@ def command(
     example: str,
     with_data: bool = True,
     with_json: bool = False,
+    with_config: bool = False,
 ) -> argparse.ArgumentParser:
     """Adds one command. `run` gets the parsed arguments and returns an exit status, or None for 0."""
     added: argparse.ArgumentParser = commands.add_parser(
@@ -33,11 +37,21 @@ def command(
             metavar="DIR",
             help="data directory (default: $HEADRACE_DATA, else the user's data home)",
         )
+    if with_config:
+        added.add_argument(
+            "--config", metavar="FILE", help="headrace.toml (default: none, every value has a default)"
+        )
     if with_json:
         added.add_argument("--json", action="store_true", help="print the same facts as JSON")
     if run is not None:
         added.set_defaults(run=run)
     return added
+
+
+def settings(arguments: argparse.Namespace) -> config.Config:
+    """What headrace.toml says: that of `--config`, else of HEADRACE_CONFIG, else every default."""
+    file = arguments.config if arguments.config is not None else config.environment("config")
+    return config.load(Path(file) if file else None)
 
 
 def print_json(value: Any) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from headrace import config
 from headrace.cli import status
-from headrace.cli.common import command, print_json, print_table, progress_is_live
+from headrace.cli.common import command, print_json, print_table, progress_is_live, settings
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import Task
 from headrace.stores import directory
 from headrace.stores.catalog import CatalogEntry
 from headrace.stores.downloads import Progress
-from headrace.stores.registry import ModelStore, StoredModel
+from headrace.stores.registry import ModelStore, StoredModel, open_store
 
 _REDRAW_S = 0.1
 _PLAIN_STEP_PERCENT = 10
@@ -73,6 +73,7 @@ def _add_pull(actions: Any) -> None:
             "         headrace models pull ./model.gguf"
         ),
         with_json=True,
+        with_config=True,
     )
     pull.add_argument(
         "source",
@@ -139,7 +140,7 @@ class _LiveLine:
 
 
 def _pull(arguments: argparse.Namespace) -> None:
-    model = _store(arguments).pull(
+    model = open_store(config.data_directory(arguments.data), settings(arguments).models).pull(
         arguments.source,
         progress=progress(),
         accept_license=arguments.accept_license,

@@ -19,7 +19,7 @@ from headrace.cli import common, models
 from headrace.core.errors import ConfigError, leaves
 from headrace.core.fleet import Task
 from headrace.stores.directory import sole_user
-from headrace.stores.registry import ModelStore, StoredModel
+from headrace.stores.registry import StoredModel, open_store
 
 UPSTREAM_SLOTS = 64
 WORKERS_MAX = 256
@@ -135,8 +135,7 @@ def _number(flag: str | None, name: str, *, default: int, least: int = 0, most: 
 
 def _settings(arguments: argparse.Namespace) -> config.Config:
     """The file, with environment and flags laid over it."""
-    file = _option(arguments.config, "config")
-    settings = config.load(Path(file) if file else None)
+    settings = common.settings(arguments)
     server = msgspec.structs.replace(
         settings.server,
         host=_option(arguments.host, "host") or settings.server.host,
@@ -173,7 +172,7 @@ def _settings(arguments: argparse.Namespace) -> config.Config:
 
 def _models(settings: config.Config, data: Path) -> list[StoredModel]:
     """The embedded engines' models, pulled if they aren't here yet."""
-    store = ModelStore(data / "models")
+    store = open_store(data, settings.models)
     found = []
     for name, task in (
         (settings.engine.chat_model, Task.CHAT),

@@ -67,6 +67,7 @@ _AT_LEAST: dict[str, float] = {
     "engine.slots": 1,
     "engine.context_tokens": 256,
     "engine.threads": 0,
+    "models.disk_bytes_max": 0,
     "prefix_cache.salt_rotation": 0,
 }
 
@@ -112,6 +113,10 @@ def check_ranges(config: Config, *, file: str) -> None:
         check_issuers(config.auth.issuers)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
+    if bool(config.models.s3.access_key) != bool(config.models.s3.secret_key):
+        raise ConfigError(f"{file}: `models.s3.access_key` and `models.s3.secret_key` go together")
+    if bool(config.models.mlflow.username) != bool(config.models.mlflow.password):
+        raise ConfigError(f"{file}: `models.mlflow.username` and `models.mlflow.password` go together")
     for index, upstream in enumerate(config.upstreams):
         if upstream.slots < 1:
             raise ConfigError(f"{file}: `upstreams[{index}].slots` must be at least 1, got {upstream.slots}")

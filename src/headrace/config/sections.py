@@ -275,6 +275,55 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     location: NameOrNone = ""
 
 
+class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The object storage behind `s3://` sources.
+
+    Attributes:
+        endpoint: Base URL of an S3-compatible storage; "" for Amazon's in that region.
+        region: What requests are signed for.
+        access_key, secret_key, session_token: References to them, `env:NAME` or `file:PATH`; never the secrets themselves.
+            Without them the storage is asked as anybody.
+        allow_http: The endpoint may be asked without TLS.
+    """
+
+    endpoint: str = ""
+    region: str = "us-east-1"
+    access_key: str = ""
+    secret_key: str = ""
+    session_token: str = ""
+    allow_http: bool = False
+
+
+class MlflowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The registry behind `mlflow:` sources.
+
+    Attributes:
+        url: Base URL of the MLflow server; "" where there is none.
+        token: Reference to a bearer token, `env:NAME` or `file:PATH`.
+        username, password: For a server that asks for them instead; the password by reference.
+        allow_http: The server may be asked without TLS.
+    """
+
+    url: str = ""
+    token: str = ""
+    username: str = ""
+    password: str = ""
+    allow_http: bool = False
+
+
+class ModelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model store.
+
+    Attributes:
+        disk_bytes_max: What it may hold. Beyond that, what wasn't used for longest goes, and never what a running revision or
+            a rollback needs; 0 keeps everything.
+    """
+
+    disk_bytes_max: int = 0
+    s3: S3Config = S3Config()
+    mlflow: MlflowConfig = MlflowConfig()
+
+
 class PrefixCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The names of prefix cache partitions; see core.isolation.
 
@@ -325,6 +374,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stores: StoresConfig = StoresConfig()
     limits: LimitsConfig = LimitsConfig()
     engine: EngineConfig = EngineConfig()
+    models: ModelsConfig = ModelsConfig()
     prefix_cache: PrefixCacheConfig = PrefixCacheConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
 

@@ -18,7 +18,8 @@ from headrace.stores import gguf_file, model_card, sources
 from headrace.stores.downloads import Patience, Progress
 from headrace.stores.fetching import Fetcher
 from headrace.stores.objects import STORE_LOCK, ObjectStore, sha256_of, write_whole
-from headrace.stores.sources import Offer, PathSource, Source
+from headrace.stores.places import Places
+from headrace.stores.sources import Offer, Source
 
 FILES_MAX = 10_000
 _PATH_BYTES_MAX = 1024
@@ -47,12 +48,16 @@ class ArtifactStore:
     after all of them and removed before any: whatever a killed process leaves behind, what is on record is whole.
     """
 
-    def __init__(self, root: Path, objects: ObjectStore, *, clock: Clock, patience: Patience) -> None:
+    def __init__(
+        self, root: Path, objects: ObjectStore, *, clock: Clock, patience: Patience, places: Places
+    ) -> None:
+        self._root = root
         self._objects = objects
         self._records = root / "artifacts"
         self._trees = root / "trees"
         self._clock = clock
         self._patience = patience
+        self._places = places
 
     def find(self, uri: str) -> Artifact | None:
         """What is here from that place."""
@@ -66,7 +71,7 @@ class ArtifactStore:
             blob = self._objects.path(file.sha256)
             if not blob.exists() or blob.stat().st_size != file.size_bytes:
                 return None
-        path = self._trees / artifact.sha256 if artifact.files else self._objects.path(artifact.sha256)
+        path = self._place(artifact)
         return path if path.exists() else None
 
     def resolve(self, source: Source, *, sha256: str, progress: Progress) -> Artifact:
@@ -77,28 +82,26 @@ class ArtifactStore:
         Args:
             sha256: What it must be, "" for whatever it is.
         """
-        uri = str(source)
-        found = None if isinstance(source, PathSource) else self.find(uri)
+        fixed = self._fetcher(self._root, progress).pinned(source)
+        uri = str(fixed)
+        found = self.find(uri) if sources.is_fixed(fixed) else None
         if found is None:
-            found = self._survey(source, uri=uri, progress=progress)
+            found = self._survey(fixed, uri=uri, progress=progress)
         if sha256 and found.sha256 != sha256:
             raise ConfigError(f"{uri}: SHA-256 is {found.sha256}, and {sha256} was asked for")
         return found
 
     def fetch(self, artifact: Artifact, *, progress: Progress) -> Path:
         """Where it lies, after fetching what isn't here. A call that is cut off loses nothing that has arrived."""
-        present = self.path(artifact)
-        if present is None:
+        if self.path(artifact) is None:
             work = _work_name(artifact.uri)
             with self._objects.lock(
                 work, waiting=lambda: progress.say("waiting for another process that fetches the same")
             ):
-                if (present := self.path(artifact)) is None:
+                if self.path(artifact) is None:
                     self._bring(artifact, folder=self._objects.staging(work), progress=progress)
-            present = self.path(artifact)
-            assert present is not None, "just stored"
         self.touch(artifact.sha256)
-        return present
+        return self._place(artifact)
 
     def touch(self, sha256: str) -> None:
         """It is used now; what wasn't used for longest is the first that goes."""
@@ -141,12 +144,16 @@ class ArtifactStore:
         work = _work_name(uri)
         with self._objects.lock(work):
             fetcher = self._fetcher(self._objects.staging(work), progress)
-            offers = _checked(uri, fetcher.offers(source))
+            survey = fetcher.survey(source)
+            offers = _checked(uri, survey.offers)
+            known = self._known()
             files: list[ArtifactFile] = []
-            claims: list[LicenseClaim] = []
+            claims = survey.claims
             staged: dict[str, Path] = {}
             for offer in offers:
                 file = ArtifactFile(offer.path, offer.sha256, offer.size_bytes, str(offer.source))
+                if (seen := known.get(file.uri)) is not None and sources.is_fixed(offer.source):
+                    file = ArtifactFile(file.path, seen.sha256, seen.size_bytes, file.uri)
                 is_card = offer.path in model_card.NAMES
                 if not file.sha256 or not file.size_bytes or is_card:
                     path, said = self._stage(fetcher, file)
@@ -159,6 +166,13 @@ class ArtifactStore:
                 self.commit(artifact, staged, claims=claims)
                 self._objects.clear_staging(work)
             return artifact
+
+    def _place(self, artifact: Artifact) -> Path:
+        return self._trees / artifact.sha256 if artifact.files else self._objects.path(artifact.sha256)
+
+    def _known(self) -> dict[str, ArtifactFile]:
+        """Files that are here, by where they came from: what is fixed there needs no second look."""
+        return {file.uri: file for record in self.records() for file in _files(record.artifact)}
 
     def _bring(self, artifact: Artifact, *, folder: Path, progress: Progress) -> None:
         fetcher = self._fetcher(folder, progress)
@@ -230,7 +244,7 @@ class ArtifactStore:
         return target, fetched.claims
 
     def _fetcher(self, folder: Path, progress: Progress) -> Fetcher:
-        return Fetcher(folder, self._objects.check_space, progress, self._patience)
+        return Fetcher(folder, self._objects.check_space, progress, self._patience, self._places)
 
     def _read(self, sha256: str) -> Record | None:
         if not _DIGEST.fullmatch(sha256):
@@ -248,8 +262,11 @@ class ArtifactStore:
 
 def _files(artifact: Artifact) -> Sequence[ArtifactFile]:
     """Its files, also where it is a single one."""
-    name = artifact.uri.rpartition("/")[2]
-    return artifact.files or (ArtifactFile(name, artifact.sha256, artifact.size_bytes, artifact.uri),)
+    if artifact.files:
+        return artifact.files
+    source = sources.parse(artifact.uri, must_exist=False)
+    name = sources.last_part(source) if source is not None else artifact.uri
+    return (ArtifactFile(name, artifact.sha256, artifact.size_bytes, artifact.uri),)
 
 
 def _assembled(source: Source, files: list[ArtifactFile], claims: list[LicenseClaim]) -> Artifact:

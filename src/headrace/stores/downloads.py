@@ -1,5 +1,6 @@
 """How do the bytes behind a URL get into a file, across lost connections, killed processes and lying servers?"""
 
+import base64
 import hashlib
 import http.client
 import re
@@ -7,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,6 +19,7 @@ from headrace.stores.objects import CHUNK_BYTES, sha256_of
 
 SOCKET_TIMEOUT_S = 30.0
 HOPS_MAX = 8
+COMPLAINT_BYTES_MAX = 4096
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -38,6 +40,12 @@ def as_anybody(method: str, url: str) -> Mapping[str, str]:
 def with_bearer(token: str | None) -> Authorize:
     """The same bearer token with each request."""
     return lambda method, url: {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def with_password(username: str, password: str) -> Authorize:
+    """The same name and password with each request."""
+    told = base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
+    return lambda method, url: {"Authorization": f"Basic {told}"}
 
 
 class Progress(Protocol):
@@ -129,11 +137,44 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer; `body` is there for 2xx only."""
+    """A server's answer; `body` is there for 2xx only, and `complaint`, its start, for others."""
 
     status: int
     headers: Message
     body: http.client.HTTPResponse | None
+    complaint: bytes = b""
+
+
+def refusal(url: str, answer: Answer) -> ConfigError:
+    """What a status that no retry changes means for the operator, at a hub and at a plain URL."""
+    status = answer.status
+    if status in (401, 403):
+        return ConfigError(
+            f"{url}: status {status}: no access; a gated repository needs its terms accepted there and HF_TOKEN set here"
+        )
+    return ConfigError(
+        f"{url}: status {status}: no such file; check the repository, the commit and the file name"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How one kind of place wants to be asked.
+
+    Attributes:
+        headers: For every host on the way.
+        authorize: For the URL's own host.
+        explain: What an answer that no retry changes means for the operator.
+        allow_http: The URL's own host may be asked without TLS, by somebody's explicit wish.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    authorize: Authorize = as_anybody
+    explain: Callable[[str, Answer], ConfigError] = refusal
+    allow_http: bool = False
+
+
+PLAIN = Manners()
 
 
 class Interrupted(Exception):
@@ -158,14 +199,9 @@ def fetch(
     check_space: Callable[[int], None],
     progress: Progress,
     patience: Patience,
-    headers: Mapping[str, str] = NO_HEADERS,
-    authorize: Authorize = as_anybody,
+    manners: Manners = PLAIN,
 ) -> Path:
     """The file behind the URL, whole and verified, in `folder`; goes on where an earlier call was cut off.
-
-    Args:
-        headers: For every host on the way.
-        authorize: For the URL's own host.
 
     Raises UpstreamError when the source stays away or serves other bytes, ConfigError when the URL must change.
     """
@@ -175,9 +211,7 @@ def fetch(
     is_second = False
     while True:
         was_resumed = persist(
-            lambda: _transfer(
-                url, part, headers=headers, authorize=authorize, check_space=check_space, progress=progress
-            ),
+            lambda: _transfer(url, part, manners=manners, check_space=check_space, progress=progress),
             patience=patience,
             progress=progress,
         )
@@ -211,11 +245,7 @@ def persist(step: Callable[[], T], *, patience: Patience, progress: Progress) ->
 
 
 def request(
-    url: str,
-    *,
-    method: str = "GET",
-    headers: Mapping[str, str] = NO_HEADERS,
-    authorize: Authorize = as_anybody,
+    url: str, *, method: str = "GET", headers: Mapping[str, str] = NO_HEADERS, manners: Manners = PLAIN
 ) -> Answer:
     """One request, redirects followed; what authorizes it stays with the host that it was meant for.
 
@@ -224,9 +254,10 @@ def request(
     """
     origin = urlsplit(url).netloc
     for _ in range(HOPS_MAX):
-        check_scheme(url)
-        proof = authorize(method, url) if urlsplit(url).netloc == origin else NO_HEADERS
-        answer = _one_hop(url, method=method, headers={**headers, **proof})
+        is_home = urlsplit(url).netloc == origin
+        check_scheme(url, allow_http=manners.allow_http and is_home)
+        proof = manners.authorize(method, url) if is_home else NO_HEADERS
+        answer = _one_hop(url, method=method, headers={**manners.headers, **headers, **proof})
         location = answer.headers.get("Location")
         has_facts = method == "HEAD" and "X-Linked-Etag" in answer.headers
         if answer.status not in _REDIRECTS or location is None or has_facts:
@@ -235,22 +266,12 @@ def request(
     raise UpstreamError(f"{url}: more than {HOPS_MAX} redirects", reason="fetch_failed")
 
 
-def check_scheme(url: str) -> None:
-    """Raises ConfigError unless the URL is https, or http on this machine."""
+def check_scheme(url: str, *, allow_http: bool = False) -> None:
+    """Raises ConfigError unless the URL is https, or http on this machine or by somebody's explicit wish."""
     parts = urlsplit(url)
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
+    may_be_http = allow_http or parts.hostname in _LOOPBACK
+    if parts.scheme != "https" and not (parts.scheme == "http" and may_be_http):
         raise ConfigError(f"{url}: only https:// is accepted (http:// only to this machine)")
-
-
-def refusal(url: str, status: int) -> ConfigError:
-    """What a status that no retry changes means for the operator."""
-    if status in (401, 403):
-        return ConfigError(
-            f"{url}: status {status}: no access; a gated repository needs its terms accepted there and HF_TOKEN set here"
-        )
-    return ConfigError(
-        f"{url}: status {status}: no such file; check the repository, the commit and the file name"
-    )
 
 
 def _one_hop(url: str, *, method: str, headers: Mapping[str, str]) -> Answer:
@@ -272,7 +293,7 @@ def _one_hop(url: str, *, method: str, headers: Mapping[str, str]) -> Answer:
     except urllib.error.HTTPError as error:
         with error:
             if error.code not in _PASSING:
-                return Answer(error.code, error.headers, None)
+                return Answer(error.code, error.headers, None, _start_of(error))
             asked = error.headers.get("Retry-After", "")
             asked_s = float(asked) if asked.isdigit() else 0.0
             raise Interrupted(f"{url}: status {error.code}", asked_s=asked_s) from error
@@ -282,19 +303,25 @@ def _one_hop(url: str, *, method: str, headers: Mapping[str, str]) -> Answer:
     return Answer(answer.status, answer.headers, answer)
 
 
+def _start_of(error: urllib.error.HTTPError) -> bytes:
+    try:
+        return error.read(COMPLAINT_BYTES_MAX)
+    except (OSError, http.client.HTTPException):
+        return b""  # the status says enough
+
+
 def _transfer(
     url: str,
     part: Path,
     *,
-    headers: Mapping[str, str],
-    authorize: Authorize,
+    manners: Manners,
     check_space: Callable[[int], None],
     progress: Progress,
 ) -> bool:
     """Fetches what `part` lacks; returns whether it began with bytes of an earlier attempt."""
     had_bytes = part.stat().st_size if part.exists() else 0
-    ranged = {**headers, "Range": f"bytes={had_bytes}-"} if had_bytes else headers
-    answer = request(url, headers=ranged, authorize=authorize)
+    ranged = {"Range": f"bytes={had_bytes}-"} if had_bytes else NO_HEADERS
+    answer = request(url, headers=ranged, manners=manners)
     content_range = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
     if answer.status == 416:
         if content_range and content_range["total"] == str(had_bytes):
@@ -302,7 +329,7 @@ def _transfer(
         part.unlink(missing_ok=True)
         raise Interrupted(f"{url}: the part kept here is longer than the file")
     if answer.body is None:
-        raise refusal(url, answer.status)
+        raise manners.explain(url, answer)
     with answer.body as body:
         if answer.status == 206 and content_range and content_range["start"] == str(had_bytes):
             total_bytes = int(content_range["total"]) if content_range["total"] != "*" else 0

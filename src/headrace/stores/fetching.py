@@ -10,17 +10,17 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from email.parser import HeaderParser
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import assert_never
-from urllib.parse import urlsplit
 
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.policies.licenses import LicenseClaim
-from headrace.stores import downloads, hub
-from headrace.stores.downloads import Authorize, Patience, Progress, Seal, Sha256Seal
+from headrace.stores import downloads, hub, sources
+from headrace.stores.downloads import Manners, Patience, Progress, Seal, Sha256Seal
 from headrace.stores.objects import CHUNK_BYTES, sha256_of
+from headrace.stores.places import Places
 from headrace.stores.sources import (
     HubSource,
     MlflowSource,
@@ -52,6 +52,14 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Survey:
+    """What a place has, and what it says about the license of all of it."""
+
+    offers: list[Offer]
+    claims: list[LicenseClaim] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Fetcher:
     """Fetches into one staging folder.
 
@@ -63,6 +71,7 @@ class Fetcher:
     check_space: Callable[[int], None]
     progress: Progress
     patience: Patience
+    places: Places
 
     def fetch(self, source: Source, *, archive_sha256: str = "", sha256: str = "") -> Fetched:
         """The source's files, verified as far as the source allows.
@@ -82,31 +91,52 @@ class Fetcher:
                 return Fetched({source.url: self._download(source.url, Sha256Seal(source.sha256))})
             case PathSource():
                 return Fetched({source.path.name: self._copy(source.path)})
-            case S3Source() | MlflowSource():
-                raise ConfigError(f"{source}: this kind of place can't be read yet")
+            case S3Source():
+                return Fetched({source.key: self._fetch_object(source, expected=sha256)})
+            case MlflowSource():
+                return Fetched({source.file: self._fetch_registered(source, expected=sha256)})
         assert_never(source)
 
-    def offers(self, source: Source) -> list[Offer]:
-        """All files that the source names, without their contents: what would be fetched."""
+    def pinned(self, source: Source) -> Source:
+        """The same source where it can't move any more: the one place that asks what an alias means."""
+        match source:
+            case S3Source():
+                return self.places.storage().pinned(source, patience=self.patience, progress=self.progress)
+            case MlflowSource():
+                return self.places.registry().pinned(source, patience=self.patience, progress=self.progress)
+            case PypiSource() | HubSource() | UrlSource() | PathSource():
+                return source
+        assert_never(source)
+
+    def survey(self, source: Source) -> Survey:
+        """All files that a pinned source names, without their contents: what would be fetched."""
+        patience, progress = self.patience, self.progress
         match source:
             case PypiSource():
-                return [Offer(_last(file), replace(source, files=(file,))) for file in source.files]
+                return Survey([Offer(file, replace(source, files=(file,))) for file in source.files])
             case HubSource():
-                return hub.offers(source, patience=self.patience, progress=self.progress)
+                return Survey(hub.offers(source, patience=patience, progress=progress))
             case UrlSource():
-                return [Offer(_last(source.url), source, sha256=source.sha256)]
+                return Survey([Offer(sources.last_part(source), source, sha256=source.sha256)])
             case PathSource():
-                return _local_offers(source)
-            case S3Source() | MlflowSource():
-                raise ConfigError(f"{source}: this kind of place can't be read yet")
+                return Survey(_local_offers(source))
+            case S3Source():
+                return Survey(self.places.storage().offers(source, patience=patience, progress=progress))
+            case MlflowSource():
+                registry = self.places.registry()
+                claims = registry.claims(source, patience=patience, progress=progress)
+                storage = registry.storage(source, patience=patience, progress=progress)
+                if storage is not None:
+                    return Survey(self.survey(self.pinned(storage)).offers, claims)
+                return Survey(registry.offers(source, patience=patience, progress=progress), claims)
         assert_never(source)
 
-    def _download(self, url: str, seal: Seal, *, authorize: Authorize = downloads.as_anybody) -> Path:
+    def _download(self, url: str, seal: Seal, manners: Manners = downloads.PLAIN) -> Path:
         return downloads.fetch(
             url,
             self.folder,
             seal=seal,
-            authorize=authorize,
+            manners=manners,
             check_space=self.check_space,
             progress=self.progress,
             patience=self.patience,
@@ -116,13 +146,20 @@ class Fetcher:
         self.progress.say(f"fetching {source}")
         url = hub.url(source)
         stated = hub.seal(source, patience=self.patience, progress=self.progress)
-        if expected and isinstance(stated, Sha256Seal) and stated.sha256 != expected:
-            raise UpstreamError(
-                f"{url}: the hub states SHA-256 {stated.sha256}, expected {expected}; nothing was fetched",
-                reason="digest_mismatch",
-            )
-        seal = Sha256Seal(expected) if expected else stated
-        return self._download(url, seal, authorize=hub.authorize())
+        return self._download(url, _agreed(url, stated, expected), hub.manners())
+
+    def _fetch_object(self, source: S3Source, *, expected: str) -> Path:
+        self.progress.say(f"fetching {source}")
+        storage = self.places.storage()
+        stated = storage.seal(source, patience=self.patience, progress=self.progress)
+        url = storage.url(source)
+        return self._download(url, _agreed(url, stated, expected), storage.manners(source))
+
+    def _fetch_registered(self, source: MlflowSource, *, expected: str) -> Path:
+        self.progress.say(f"fetching {source}")
+        registry = self.places.registry()
+        url, stated = registry.seal(source, patience=self.patience, progress=self.progress)
+        return self._download(url, _agreed(url, stated, expected), registry.manners(source))
 
     def _copy(self, path: Path) -> Path:
         try:
@@ -237,6 +274,18 @@ def _wheel_claims(archive: zipfile.ZipFile) -> tuple[LicenseClaim, ...]:
     return (LicenseClaim(label.strip().partition("\n")[0], "label of the package"),)
 
 
+def _agreed(url: str, stated: Seal, expected: str) -> Seal:
+    """The digest that is expected, or what the place states where none is. Raises UpstreamError if they contradict."""
+    if not expected:
+        return stated
+    if isinstance(stated, Sha256Seal) and stated.sha256 != expected:
+        raise UpstreamError(
+            f"{url}: states SHA-256 {stated.sha256}, expected {expected}; nothing was fetched",
+            reason="digest_mismatch",
+        )
+    return Sha256Seal(expected)
+
+
 def _local_offers(source: PathSource) -> list[Offer]:
     if source.path.is_file():
         return [Offer(source.path.name, source, size_bytes=source.path.stat().st_size)]
@@ -245,7 +294,3 @@ def _local_offers(source: PathSource) -> list[Offer]:
         for path in sorted(source.path.rglob("*"))
         if path.is_file()
     ]
-
-
-def _last(path: str) -> str:
-    return PurePosixPath(urlsplit(path).path).name

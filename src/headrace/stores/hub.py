@@ -9,7 +9,7 @@ import msgspec
 from headrace import config
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.stores import downloads
-from headrace.stores.downloads import Answer, Authorize, GitBlobSeal, Patience, Progress, Seal, Sha256Seal
+from headrace.stores.downloads import Answer, GitBlobSeal, Manners, Patience, Progress, Seal, Sha256Seal
 from headrace.stores.sources import HubSource, Offer
 
 _DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -36,21 +36,21 @@ def url(source: HubSource) -> str:
     )
 
 
-def authorize() -> Authorize:
+def manners() -> Manners:
     """As the user whose token is set for the hub, if one is."""
-    return downloads.with_bearer(huggingface_hub.get_token())
+    return Manners(authorize=downloads.with_bearer(huggingface_hub.get_token()))
 
 
 def seal(source: HubSource, *, patience: Patience, progress: Progress) -> Seal:
     """By what the hub knows the content of one file at that commit."""
     place = url(source)
     facts = downloads.persist(
-        lambda: downloads.request(place, method="HEAD", authorize=authorize()),
+        lambda: downloads.request(place, method="HEAD", manners=manners()),
         patience=patience,
         progress=progress,
     )
     if facts.status >= 400:
-        raise downloads.refusal(place, facts.status)
+        raise downloads.refusal(place, facts)
     commit = facts.headers.get("X-Repo-Commit", "")
     if commit != source.commit:
         raise UpstreamError(
@@ -95,12 +95,12 @@ def _list(page: str, *, patience: Patience, progress: Progress) -> tuple[list[_E
     """One page, and the address of the next or ""."""
 
     def ask() -> tuple[Answer, bytes]:
-        answer = downloads.request(page, authorize=authorize())
+        answer = downloads.request(page, manners=manners())
         return answer, downloads.read_whole(answer, page, bytes_max=_LIST_BYTES_MAX)
 
     answer, body = downloads.persist(ask, patience=patience, progress=progress)
     if answer.status >= 400:
-        raise downloads.refusal(page, answer.status)
+        raise downloads.refusal(page, answer)
     try:
         entries = msgspec.json.decode(body, type=list[_Entry])
     except msgspec.DecodeError as error:

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import msgspec
 
+from headrace import config
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.deployments import Artifact
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.core.fleet import Task
 from headrace.policies import licenses
 from headrace.policies.licenses import LicenseClaim, LicenseVerdict
-from headrace.stores import bert_gguf, catalog, gguf_file, sources
+from headrace.stores import bert_gguf, catalog, gguf_file, places, sources
 from headrace.stores.artifacts import ArtifactStore
 from headrace.stores.catalog import Catalog, CatalogEntry
 from headrace.stores.downloads import Patience, Progress
 from headrace.stores.fetching import Fetched, Fetcher
 from headrace.stores.objects import STORE_LOCK, ObjectStore, sha256_of, write_whole
+from headrace.stores.places import NOWHERE, Places
 from headrace.stores.sources import PathSource, PypiSource, Source
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -82,6 +84,11 @@ class _Wanted:
     catalog_name: str = ""
 
 
+def open_store(data: Path, settings: config.ModelsConfig, *, clock: Clock | None = None) -> "ModelStore":
+    """The models of a data directory, with the places and bounds of headrace.toml."""
+    return ModelStore(data / "models", clock=clock, places=places.configured(settings, clock=clock))
+
+
 class ModelStore:
     """Names for models over a content-addressed store. Blocking; safe for several threads and processes."""
 
@@ -92,6 +99,7 @@ class ModelStore:
         known: Catalog | None = None,
         clock: Clock | None = None,
         patience: Patience | None = None,
+        places: Places = NOWHERE,
     ) -> None:
         self.catalog: Catalog = catalog.load() if known is None else known
         self._root = root
@@ -99,7 +107,10 @@ class ModelStore:
         self._manifests = root / "manifests"
         self._clock = clock or SystemClock()
         self._patience = patience or Patience()
-        self.artifacts = ArtifactStore(root, self._objects, clock=self._clock, patience=self._patience)
+        self._places = places
+        self.artifacts = ArtifactStore(
+            root, self._objects, clock=self._clock, patience=self._patience, places=self._places
+        )
 
     def get(self, name: str) -> StoredModel | None:
         """The model of that name, or None if it isn't here (whole)."""
@@ -274,7 +285,7 @@ class ModelStore:
         """A staged, verified, licensed file. What is staged stays there on failure, for the next pull."""
         entry = wanted.entry
         folder = self._objects.staging(wanted.name)
-        fetcher = Fetcher(folder, self._objects.check_space, progress, self._patience)
+        fetcher = Fetcher(folder, self._objects.check_space, progress, self._patience, self._places)
         if entry is not None and isinstance(wanted.source, PypiSource):
             self._objects.check_space(
                 2 * entry.size_bytes

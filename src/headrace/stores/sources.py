@@ -198,6 +198,20 @@ def revision(source: Source) -> str:
     assert_never(source)
 
 
+def is_fixed(source: Source) -> bool:
+    """Whether it means the same bytes for good, by what its kind of place promises."""
+    match source:
+        case PypiSource() | HubSource() | UrlSource():
+            return True
+        case S3Source():
+            return bool(source.version or source.etag)
+        case MlflowSource():
+            return bool(source.version)
+        case PathSource():
+            return False
+    assert_never(source)
+
+
 def is_folder(source: Source) -> bool:
     """Whether it names a set of files rather than one."""
     match source:
@@ -216,8 +230,8 @@ def is_folder(source: Source) -> bool:
     assert_never(source)
 
 
-def suggested_name(source: Source) -> str:
-    """A name for the store, from the file's name; may not be a valid one."""
+def last_part(source: Source) -> str:
+    """What the file or the folder is called there, without what it lies in."""
     match source:
         case PypiSource():
             name = source.files[0]
@@ -226,14 +240,19 @@ def suggested_name(source: Source) -> str:
         case S3Source():
             name = source.key.rstrip("/") or source.bucket
         case MlflowSource():
-            name = source.name
+            name = source.file.rstrip("/") or source.name
         case UrlSource():
             name = urlsplit(source.url).path
         case PathSource():
             name = source.path.name
         case _:
             assert_never(source)
-    return PurePosixPath(name).name.removesuffix(".gguf").removesuffix(".safetensors").lower()
+    return PurePosixPath(name).name
+
+
+def suggested_name(source: Source) -> str:
+    """A name for the store, from the file's name; may not be a valid one."""
+    return last_part(source).removesuffix(".gguf").removesuffix(".safetensors").lower()
 
 
 def _parse_hub(text: str) -> HubSource:
