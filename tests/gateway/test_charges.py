@@ -12,6 +12,7 @@ from headrace.core.money import parse_amount
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import Endpoint
 from headrace.core.usage import TokenUsage, UsageRecord, UsageSource
+from headrace.gateway.loads import Loads
 from headrace.gateway.usage import Account, AttemptEnd
 from tests.gateway.rig import (
     RATES,
@@ -78,7 +79,7 @@ def test_reasoning_is_recorded_apart_and_has_its_own_price(pair: Rig, stream: bo
 def test_what_is_not_told_of_the_cache_takes_nothing_else_with_it(path: Endpoint) -> None:
     """REPORTS 28: reasoning has its own price whether or not the caller may know what was cached, and vectors too."""
     asked = msgspec.structs.replace(request("req_1"), endpoint=path)
-    account = Account(asked, Deployment("m", "m", frozenset({Task.CHAT}), "unpinned", (REPLICA,)))
+    account = Account(asked, Deployment("m", "m", frozenset({Task.CHAT}), "unpinned", (REPLICA,)), Loads())
     told = TokenUsage(100, 20, 64, UsageSource.FINAL, 15, 3)
     account.attempts.append(AttemptEnd(AttemptOutcome.COMPLETED, REPLICA, 0.0, 1.0, None, 200, told))
     assert account.usage() == TokenUsage(100, 20, 0, UsageSource.FINAL, 15, 3)

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.outcome import AttemptOutcome
+from headrace.core import endings
+from headrace.core.endings import Stage
+from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import Endpoint
 from headrace.policies import retry
 from headrace.policies.retry import WINDOW_S, RetryBudget
@@ -99,3 +101,20 @@ def test_work_with_effects_is_repeated_only_where_it_can_not_have_run_or_the_cal
         assert retry.may_repeat(outcome, endpoint=endpoint, was_sent=True, has_key=False) is is_unworked
         assert retry.may_repeat(outcome, endpoint=endpoint, was_sent=True, has_key=True)
         assert retry.may_repeat(outcome, endpoint=endpoint, was_sent=False, has_key=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "stage", "may"),
+    [
+        (Reason.ERRED, Stage.WORKING, True),
+        (Reason.REJECTED, Stage.WORKING, True),
+        (Reason.REJECTED, Stage.ANSWERING, False),
+        (Reason.ERRED, Stage.ANSWERING, False),
+        (Reason.OVERSIZED, Stage.WORKING, False),
+        (Reason.DEADLINE, Stage.WORKING, False),
+    ],
+)
+def test_before_the_first_byte_another_revision_may_find_right_what_a_canary_found_wrong(
+    reason: Reason, stage: Stage, may: bool
+) -> None:
+    assert retry.may_fall_back(endings.find(reason, stage)) is may

@@ -270,15 +270,17 @@ class DataPlane:
     def report(self) -> PlaneReport:
         gateway, now_s = self._gateway, self._clock.now_s()
         dispatch = gateway.dispatch
+        names = {deployment.key: deployment.name for deployment in dispatch.deployments()}
         return PlaneReport(
             is_ready=gateway.is_ready,
             connections=gateway.connection_count,
             in_progress=gateway.in_progress,
             waiting=dispatch.waiting,
-            queues={each.name: dispatch.queue(each.name) for each in dispatch.deployments()},
+            queues={target: dispatch.queue(target) for target in names},
             loads=[
                 LoadReport(
-                    model,
+                    names[target],
+                    target,
                     load.replica.id,
                     load.shared.slots,
                     load.shared.slots_max,
@@ -287,13 +289,14 @@ class DataPlane:
                     max(0.0, load.health.rest_until_s - now_s),
                     load.health.silence_s(now_s) if load.outstanding and load.health.is_quiet else 0.0,
                 )
-                for model, load in dispatch.loads()
+                for target, load in dispatch.loads()
             ],
             key_count=self._auth.key_count,
             keys_revision=self._keys_revision,
             pressure=self._ladder.verdict.level,
             pressure_reason=self._ladder.verdict.reason,
             busy_subjects=dispatch.busy_subjects() if isinstance(dispatch, LeasedDispatch) else {},
+            load=gateway.usage.loads.report(dispatch),
         )
 
     def fill_gauges(self) -> None:
@@ -306,9 +309,13 @@ class DataPlane:
         if self._certificate is not None:
             metrics.tls_expiry_days.labels().set(self._certificate.days_left)
         metrics.websockets.labels().set(self._gateway.websocket_count)
-        for model, queue in report.queues.items():
-            metrics.queue_length.labels(model).set(queue.length)
-            metrics.queue_bytes.labels(model).set(queue.body_bytes)
+        self._gateway.usage.loads.fill(metrics)
+        metrics.queue_length.clear()
+        metrics.queue_bytes.clear()
+        for deployment in self._gateway.dispatch.deployments():
+            queue = report.queues[deployment.key]
+            metrics.queue_length.labels(deployment.name).add(queue.length)
+            metrics.queue_bytes.labels(deployment.name).add(queue.body_bytes)
         metrics.in_flight.clear()
         metrics.replica_slots.clear()
         metrics.replica_ejected.clear()

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from headrace.core.ids import ReplicaId
+from headrace.core.ids import ReplicaId, TargetKey
+from headrace.core.load import NO_LOAD, PlaneLoad
 from headrace.policies.deployment import QueueView
 from headrace.policies.health import Circuit
 from headrace.policies.pressure import Level
@@ -12,6 +13,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False):
     """One replica as this data plane uses it.
 
     Attributes:
+        model: The name that callers use.
         slots: Requests that it may run there now, of the `slots_max` that it was given, for all models of the replica;
             outstanding: that it runs for this one.
         rest_s: For how long it wants to be left alone.
@@ -19,6 +21,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False):
     """
 
     model: str
+    target: TargetKey
     replica: ReplicaId
     slots: int
     slots_max: int
@@ -33,7 +36,8 @@ class PlaneReport(msgspec.Struct, frozen=True):
 
     Attributes:
         in_progress: Requests that have an account, `waiting` of them in a queue.
-        queues: By model.
+        queues: By target.
+        load: What its targets have to do, and how they fare.
         keys_revision: Which state of tenants and keys it goes by; see stores.tenants.
         busy_subjects: Requests in progress by the subject of a limit, where several data planes share them.
         pressure, pressure_reason: What it has given up, and what it is short of; see policies.pressure.
@@ -50,3 +54,4 @@ class PlaneReport(msgspec.Struct, frozen=True):
     pressure: Level
     pressure_reason: str
     busy_subjects: dict[str, int] = {}
+    load: PlaneLoad = NO_LOAD

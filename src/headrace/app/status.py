@@ -66,11 +66,11 @@ def _deployments(
     deployments: Mapping[str, Deployment],
     replicas: Sequence[ReplicaStatus],
 ) -> list[dict[str, Any]]:
-    """Each model with its queue and replicas."""
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in deployments}
+    """Each target with its queue and replicas."""
+    rows: dict[str, list[dict[str, Any]]] = {key: [] for key in deployments}
     slots = {
-        (name, replica.id): replica.slots
-        for name, deployment in deployments.items()
+        (key, replica.id): replica.slots
+        for key, deployment in deployments.items()
         for replica in deployment.replicas
     }
     for replica in replicas:
@@ -78,21 +78,23 @@ def _deployments(
         rows.setdefault(name, []).append(_replica(replica, planes, slots.get((name, replica.replica), 0)))
     known: list[dict[str, Any]] = [
         {
-            "model": name,
+            "model": deployment.name,
+            "target": key,
             "tasks": sorted(task.value for task in deployment.tasks),
             "revision": deployment.revision,
             "ready": len(deployment.replicas),
             "cache_isolation": deployment.cache_isolation,
             "locations": list(deployment.locations),
-            **_queue([plane.queues[name] for plane in planes if name in plane.queues]),
-            "replicas": rows[name],
+            **_queue([plane.queues[key] for plane in planes if key in plane.queues]),
+            "replicas": rows[key],
         }
-        for name, deployment in deployments.items()
+        for key, deployment in deployments.items()
     ]
     # Servers that have never answered, so that nobody knows what they offer.
     return known + [
         {
             "model": None,
+            "target": None,
             "tasks": [],
             "revision": "",
             "ready": 0,
@@ -155,7 +157,7 @@ def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport], slots_max: in
         load
         for plane in planes
         for load in plane.loads
-        if (load.model, load.replica) == (status.deployment, status.replica)
+        if (load.target, load.replica) == (status.deployment, status.replica)
     ]
     cold = status.cold_start
     return {

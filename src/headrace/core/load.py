@@ -114,7 +114,7 @@ class TargetLoad(msgspec.Struct, gc=False, kw_only=True):
         failed_over: It failed them before the first byte, and the accepted target took them on: no caller noticed.
         handed_over: They had only waited for it when it was withdrawn, and another target took them on.
         causes: Of all that was not delivered, and not handed over: how many by reason (core/outcome.py).
-        ttft, total: From arrival to the first byte, and to the end; of what was delivered.
+        ttft: From arrival to the first byte, of every answer that began; total: to the end, of what was delivered.
         itl: Between two events of a stream.
         queue_wait: Of what was not refused.
         prompt_tokens, cached_tokens, output_tokens: Of the attempts that ran on it.
@@ -167,6 +167,10 @@ class TargetLoad(msgspec.Struct, gc=False, kw_only=True):
     def judged(self) -> int:
         """All that says something about the target: what it answered, and its faults."""
         return self.delivered + self.faults
+
+    def copy(self) -> "TargetLoad":
+        """One that doesn't change any more."""
+        return self.plus(TargetLoad(target=self.target, name=self.name, revision=self.revision))
 
     def plus(self, other: "TargetLoad") -> "TargetLoad":
         """Both together; they are of one target."""

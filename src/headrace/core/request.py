@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from headrace.core.fleet import Task
-from headrace.core.ids import RequestId
+from headrace.core.ids import RequestId, TargetKey
 from headrace.core.tenant import Principal, Priority
 from headrace.core.usage import Unit
 
@@ -45,6 +45,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         is_keyed: It came with an Idempotency-Key.
         arrived_wall_s: Unix seconds, for records.
         priority: The band that the caller asks for; what it gets depends on its tenant's class.
+        target: Which deployment of the name `model` it came to; "" for the one that has no other name.
+        is_pinned: It asked for that one, and no other may answer.
     """
 
     id: RequestId
@@ -64,3 +66,5 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     is_keyed: bool = False
     priority: Priority = Priority.NORMAL
     is_bound_ours: bool = False
+    target: TargetKey = ""
+    is_pinned: bool = False

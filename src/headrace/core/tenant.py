@@ -25,6 +25,9 @@ class Priority(IntEnum):
         return self.name.lower()
 
 
+SYSTEM_TENANT = TenantId("headrace-system")
+"""We ourselves: work for the service's own sake, such as trying a revision. It alone may name a target, and pays nothing."""
+
 PRIORITIES = {priority.word: priority for priority in Priority}
 """The bands by their names."""
 

@@ -133,7 +133,12 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ExecutionRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The terminal record of one attempt on one replica, keyed by (request_id, attempt); attempts count from 1."""
+    """The terminal record of one attempt on one replica, keyed by (request_id, attempt); attempts count from 1.
+
+    Attributes:
+        revision: What the replica ran, where that isn't the revision of the request's record, because another took over;
+            "" where it is.
+    """
 
     request_id: RequestId
     attempt: int
@@ -148,6 +153,7 @@ class ExecutionRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     completion_tokens: int
     cached_tokens: int
     usage_source: str
+    revision: str = ""
 
 
 def estimate_tokens(utf8_bytes: int) -> int:

@@ -20,10 +20,11 @@ class Attempt:
         reception: Of the last send: a stale connection makes us send again, with a new one.
         health: The replica's, which hears through the watch that the replica says something.
         started_s: Monotonic; connecting is part of it.
+        revision: What the replica runs.
         was_sent: Any of the request may have reached the replica.
     """
 
-    __slots__ = ("call", "health", "reception", "replica", "request", "started_s", "was_sent")
+    __slots__ = ("call", "health", "reception", "replica", "request", "revision", "started_s", "was_sent")
 
     def __init__(
         self,
@@ -33,8 +34,10 @@ class Attempt:
         call: Call,
         reception: Reception,
         *,
+        revision: str,
         now_s: float,
     ) -> None:
+        self.revision = revision
         self.request = request
         self.replica = replica
         self.health = health
@@ -72,6 +75,7 @@ class Attempt:
             first_event_s=reception.first_event_s,
             upstream_status=reception.status,
             usage=self._usage(),
+            revision=self.revision,
         )
 
     def _usage(self) -> TokenUsage:

@@ -87,6 +87,7 @@ class Delivery:
     """The one delivery of a request. Owner of `state`; `ending` and `status` say how it ended, for the records.
 
     Attributes:
+        deployment: The target that answers, or is to.
         has_begun: A replica has the request, or had it; set by the attempt loop.
         held: The end of a durable tenant's answer, its last events or all of it, until `release`.
     """
@@ -94,13 +95,13 @@ class Delivery:
     __slots__ = (
         "_call",
         "_clock",
-        "_deployment",
         "_headers",
         "_heartbeat_s",
         "_is_durable",
         "_is_reader_slow",
         "_request",
         "_written_s",
+        "deployment",
         "ending",
         "first_content_s",
         "has_begun",
@@ -121,7 +122,7 @@ class Delivery:
     ) -> None:
         self._call = call
         self._request = request
-        self._deployment = deployment
+        self.deployment = deployment
         self._clock = clock
         self._headers = headers
         self._heartbeat_s = heartbeat_s
@@ -193,7 +194,7 @@ class Delivery:
         self._step(Event.END)
         self.ending = COMPLETE
         self.status = 200
-        self._call.respond(200, body, headers=self._headers(self._request, self._deployment))
+        self._call.respond(200, body, headers=self._headers(self._request, self.deployment))
 
     def fail(self, error: HeadraceError) -> None:
         """Says that there is no answer, or no more of it: by status where none was sent yet, else by an error event."""
@@ -203,7 +204,7 @@ class Delivery:
         if has_head:
             self._call.break_off(error.status, body)
         else:
-            headers = self._headers(self._request, self._deployment) + openai.error_headers(error)
+            headers = self._headers(self._request, self.deployment) + openai.error_headers(error)
             self._call.respond(error.status, body, headers=headers)
 
     def beat(self, now_s: float) -> None:
@@ -246,4 +247,4 @@ class Delivery:
     def _open_stream(self) -> None:
         if self.state is State.WAITING:
             self.status = 200
-            self._call.open_stream(headers=self._headers(self._request, self._deployment))
+            self._call.open_stream(headers=self._headers(self._request, self.deployment))

@@ -1,14 +1,14 @@
 """Awaits the dispatcher's verdict and holds the slot: limits, admission and balancing before the work, release after it."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import DeadlineExceeded, NoReadyReplica, Saturated
+from headrace.core.errors import DeadlineExceeded, NoReadyReplica, OverloadError, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
-from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.ids import ReplicaId, TargetKey, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.core.request import InferenceRequest
 from headrace.core.tenant import Principal
@@ -21,8 +21,18 @@ from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit, ReplicaHealth
 from headrace.policies.levels import Demand, Level, Receipt, demand_of
 from headrace.policies.limits import LevelUse, LimitView, TenantLimiter
+from headrace.policies.routing import RoutingTable
 from headrace.policies.shadow import ShadowView
-from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
+from headrace.policies.tickets import (
+    Action,
+    Expire,
+    ReplicaKey,
+    ReplicaLoad,
+    ReplicaSlots,
+    Shed,
+    Start,
+    Ticket,
+)
 
 
 class Limiter(Protocol):
@@ -112,20 +122,30 @@ class Dispatch:
         """The queues' bounds in requests and bytes from now on; see Dispatcher.set_queue_bounds."""
         self._dispatcher.set_queue_bounds(bounds)
 
-    def deployment(self, model: str) -> Deployment:
-        return self._dispatcher.deployment(model)
+    @property
+    def routing(self) -> RoutingTable:
+        return self._dispatcher.routing
+
+    @property
+    def version(self) -> int:
+        """Of the snapshot that is served from."""
+        return self._dispatcher.version
 
     def deployments(self) -> list[Deployment]:
+        """Every target."""
         return list(self._dispatcher.deployments())
 
-    def loads(self) -> Iterator[tuple[str, ReplicaLoad]]:
+    def loads(self) -> Iterator[tuple[TargetKey, ReplicaLoad]]:
         return self._dispatcher.loads()
 
-    def queue_length(self, model: str) -> int:
-        return self._dispatcher.queue_length(model)
+    def all_slots(self) -> Iterable[tuple[ReplicaKey, ReplicaSlots]]:
+        return self._dispatcher.all_slots()
 
-    def queue(self, model: str) -> QueueView:
-        return self._dispatcher.queue(model, now_s=self._clock.now_s())
+    def queue_length(self, target: TargetKey) -> int:
+        return self._dispatcher.queue_length(target)
+
+    def queue(self, target: TargetKey) -> QueueView:
+        return self._dispatcher.queue(target, now_s=self._clock.now_s())
 
     @property
     def waiting(self) -> int:
@@ -188,10 +208,22 @@ class Dispatch:
 
     def _reserve(self, ticket: Ticket, request: InferenceRequest) -> None:
         """What the request may use of its budgets is its own until its record says what it has used."""
-        self._reservations.reserve(request, self._dispatcher.deployment(ticket.model))
+        self._reservations.reserve(request, self._dispatcher.deployment(ticket.target))
 
     def _check_place(self, ticket: Ticket) -> None:
         """For those who share their queues with others: raises what keeps this ticket from queueing at the moment."""
+
+    def can_fall_back(self, ticket: Ticket) -> bool:
+        return self._dispatcher.can_fall_back(ticket)
+
+    async def fall_back(self, ticket: Ticket) -> None:
+        """The accepted target for a ticket that another one has failed; waits if it must. Raises as `move` does."""
+        if not self._dispatcher.fall_back(ticket, now_s=self._clock.now_s()):
+            try:
+                await self.wait(ticket)
+            except (OverloadError, DeadlineExceeded):
+                ticket.moved_to = None  # it never got there
+                raise
 
     async def move(self, ticket: Ticket) -> None:
         """Another replica for a ticket whose attempt failed; waits if it must. Raises OverloadError or DeadlineExceeded."""
@@ -241,24 +273,19 @@ class Dispatch:
         self._waiters[ticket] = waiter
         now_s = self._clock.now_s()
         time_left_s = ticket.deadline_s - now_s
-        timer = loop.call_later(min(self._queue_wait_max_s, time_left_s), _time_out, waiter)
+        wait_max_s = self._queue_wait_max_s + (self._dispatcher.wakes_s(ticket.target, now_s=now_s) or 0.0)
+        timer = loop.call_later(min(wait_max_s, time_left_s), _time_out, waiter)
         try:
             await waiter
         except TimeoutError:
             # A slot may have come in the very moment that the time ran out: then it counts as in time.
             if ticket.load is None:
                 self._dispatcher.leave(ticket, now_s=self._clock.now_s())
-                if time_left_s <= self._queue_wait_max_s:
+                if time_left_s <= wait_max_s:
                     raise DeadlineExceeded(
                         "the deadline passed while the request waited for a free slot"
                     ) from None
-                raise Saturated(
-                    f"no slot became free within {self._queue_wait_max_s:.0f} s",
-                    retry_after_s=retry_after_s(
-                        self._dispatcher.expected_wait_s(ticket.model, now_s=self._clock.now_s())
-                    ),
-                    reason=Reason.QUEUE_TIME_OVER,
-                ) from None
+                raise self._waited_too_long(ticket, wait_max_s) from None
         except BaseException:
             if waiter.done() and not waiter.cancelled():
                 waiter.exception()  # looked at, or asyncio would report what nobody awaits any more
@@ -270,6 +297,19 @@ class Dispatch:
         finally:
             timer.cancel()
             del self._waiters[ticket]
+
+    def _waited_too_long(self, ticket: Ticket, wait_max_s: float) -> NoReadyReplica | Saturated:
+        now_s = self._clock.now_s()
+        wakes_s = self._dispatcher.wakes_s(ticket.target, now_s=now_s)
+        if wakes_s is not None:
+            return NoReadyReplica(
+                "no replica of this model became ready in time", retry_after_s=retry_after_s(wakes_s)
+            )
+        return Saturated(
+            f"no slot became free within {wait_max_s:.0f} s",
+            retry_after_s=retry_after_s(self._dispatcher.expected_wait_s(ticket.target, now_s=now_s)),
+            reason=Reason.QUEUE_TIME_OVER,
+        )
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -322,6 +362,8 @@ class Slot:
         principal = request.principal
         self.ticket = Ticket(
             model=request.model,
+            target=request.target,
+            is_pinned=request.is_pinned,
             tenant=principal.tenant,
             partition=principal.cache_partition,
             locations=principal.terms.locations,
@@ -386,3 +428,12 @@ class Slot:
     async def move(self) -> None:
         """Takes a slot on another replica."""
         await self._dispatch.move(self.ticket)
+
+    @property
+    def can_fall_back(self) -> bool:
+        """Whether `fall_back` has somewhere to go."""
+        return self._dispatch.can_fall_back(self.ticket)
+
+    async def fall_back(self) -> None:
+        """Takes a slot of the accepted target, after another has failed."""
+        await self._dispatch.fall_back(self.ticket)

@@ -39,9 +39,10 @@ class Information:
 
     def offered(self, caller: Principal, model: str) -> Deployment:
         """Raises ModelNotFound; nobody learns of a model that their key isn't for."""
-        if not scopes.allows_model(caller.scope, model):
+        deployment = self._dispatch.routing.offered(model)
+        if deployment is None or not scopes.allows_model(caller.scope, model):
             raise ModelNotFound.of(model)
-        return self._dispatch.deployment(model)
+        return deployment
 
     def answer(self, call: Call, route: InfoRoute) -> None:
         if route.kind is Info.LIVEZ:
@@ -58,9 +59,9 @@ class Information:
             case Info.MODELS:
                 return openai.model_list(
                     [
-                        each
-                        for each in self._dispatch.deployments()
-                        if scopes.allows_model(caller.scope, each.name)
+                        self.offered(caller, name)
+                        for name in self._dispatch.routing.names()
+                        if scopes.allows_model(caller.scope, name)
                     ]
                 )
             case Info.MODEL:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot, Replica
+from headrace.core.ids import TargetKey
 from headrace.core.leases import (
     Asking,
     EscrowLending,
@@ -95,6 +96,8 @@ class LeasedDispatch(Dispatch):
             stock.changed(())  # a model that came back begins without places, as everyone new
             if isinstance(stock, _SlotStock) and stock.key not in offered:
                 stock.wanted = 0  # the authority has heard it too
+            elif isinstance(stock, _QueueStock):
+                self._resize(stock)
             self._drop_if_gone(stock)
         self._ask_for_slots()
 
@@ -120,14 +123,14 @@ class LeasedDispatch(Dispatch):
         )
         if self._leases.pressed and load is not None:
             self._freed(slots_of(load.replica))
-            self._freed(PoolKey(PoolKind.QUEUE, ticket.model))
+            self._freed(PoolKey(PoolKind.QUEUE, ticket.target))
 
     async def wait(self, ticket: Ticket) -> None:
         self._ask_for_slots()
         try:
             await super().wait(ticket)
         finally:
-            self._freed(PoolKey(PoolKind.QUEUE, ticket.model))
+            self._freed(PoolKey(PoolKind.QUEUE, ticket.target))
 
     def _reserve(self, ticket: Ticket, request: InferenceRequest) -> None:
         try:
@@ -138,12 +141,12 @@ class LeasedDispatch(Dispatch):
 
     def _check_place(self, ticket: Ticket) -> None:
         """Raises Lacking if the queue is full here, and perhaps not elsewhere."""
-        stock = self._leases.stock(PoolKey(PoolKind.QUEUE, ticket.model))
+        stock = self._leases.stock(PoolKey(PoolKind.QUEUE, ticket.target))
         queued = stock.in_use()
         if queued < stock.usable or stock.is_denied or not self._queue_length_max:
             return
         self._leased_limiter.refund(ticket)
-        wait_s = self._dispatcher.expected_wait_s(ticket.model, now_s=self._clock.now_s())
+        wait_s = self._dispatcher.expected_wait_s(ticket.target, now_s=self._clock.now_s())
         refusal = admission.full(queued=queued, wait_s=wait_s)
         raise Lacking(refusal, lambda: self._leases.ask(stock))
 
@@ -161,10 +164,25 @@ class LeasedDispatch(Dispatch):
             self._leases.drop(stock)
             self.set_slots((stock.key.replica, stock.key.generation), None)
 
+    def _places(self, target: TargetKey) -> int:
+        """Of a queue, over all workers."""
+        deployment = self._dispatcher.routing.find(target)
+        if deployment is None or deployment.replicas or not deployment.waiting_room_max:
+            return self._queue_length_max
+        return min(self._queue_length_max, deployment.waiting_room_max)
+
+    def _resize(self, stock: Stock) -> None:
+        """A queue may have become a waiting room, or be one no longer; and who waited may have been handed over."""
+        total = self._places(stock.key.name)
+        if total != stock.total:
+            stock.total = total
+            self._leases.tell_limit(stock)
+        self._freed(stock.key)
+
     def _ask_for_slots(self) -> None:
         """Of every replica that somebody waits for, also of one that is new, or that may run more than it could."""
-        for model, load in self.loads():
-            if self.queue_length(model):
+        for target, load in self.loads():
+            if self.queue_length(target):
                 self._leases.ask(self._leases.stock(slots_of(load.replica)))
 
     def _freed(self, key: PoolKey) -> None:
@@ -177,7 +195,7 @@ class LeasedDispatch(Dispatch):
             case PoolKind.CONCURRENCY:
                 return SubjectStock(key)
             case PoolKind.QUEUE:
-                return _QueueStock(key, self._dispatcher, total=self._queue_length_max)
+                return _QueueStock(key, self._dispatcher, total=self._places(key.name))
             case PoolKind.SLOTS:
                 return _SlotStock(key, self._dispatcher, self.set_slots)
 
@@ -258,7 +276,7 @@ class _SlotStock(Stock):
         slots = self.slots
         if slots is None or slots.slots < slots.slots_max:  # it is not for the lease that we have too few
             return 0
-        return sum(self._dispatcher.queue_length(model) for model in slots.models)
+        return sum(self._dispatcher.queue_length(target) for target in slots.targets)
 
     def changed(self, lent: Sequence[LentSlot]) -> None:
         slots = self.slots

@@ -62,7 +62,7 @@ def request_of(
         id=call.request_id,
         principal=call.principal,
         endpoint=endpoint,
-        model=parsed.model,
+        model=deployment.name,
         canonical=parsed.canonical,
         wire_fields=parsed.wire_fields,
         is_streaming=parsed.is_streaming or call.must_stream,
@@ -75,6 +75,8 @@ def request_of(
         deadline_s=deadline_s,
         is_keyed=KEY_HEADER in call.head.headers,
         priority=_priority_asked(call.head.headers),
+        target=deployment.key,
+        is_pinned=parsed.model != deployment.name,
     )
 
 

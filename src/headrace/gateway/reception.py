@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import Replica
+from headrace.core.load import Histogram
 from headrace.core.outcome import AttemptOutcome
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.usage import TokenUsage, UsageSource, estimate_tokens
@@ -15,7 +16,6 @@ from headrace.engines.http import Headers, UpstreamConnection, header
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.walk import Signal
 from headrace.protocols import answers, assembling, http1, sse
-from headrace.telemetry.families import Distribution
 
 WHOLE_BYTES_MAX = 32 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
@@ -51,7 +51,7 @@ class Reception:
         delivery: Delivery,
         *,
         sent_s: float,
-        itl: Distribution,
+        itl: Histogram,
         clock: Clock,
     ) -> None:
         self._request = request
@@ -221,7 +221,7 @@ class RelayReception(Reception):
         delivery: Delivery,
         *,
         sent_s: float,
-        itl: Distribution,
+        itl: Histogram,
         clock: Clock,
     ) -> None:
         super().__init__(request, replica, delivery, sent_s=sent_s, itl=itl, clock=clock)
@@ -319,7 +319,7 @@ class AssemblyReception(RelayReception):
         delivery: Delivery,
         *,
         sent_s: float,
-        itl: Distribution,
+        itl: Histogram,
         clock: Clock,
     ) -> None:
         super().__init__(request, replica, delivery, sent_s=sent_s, itl=itl, clock=clock)

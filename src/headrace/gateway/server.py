@@ -14,6 +14,7 @@ from headrace.core.errors import (
     HeadraceError,
     InternalError,
     InvalidRequest,
+    ModelNotFound,
     NoReadyReplica,
     Saturated,
 )
@@ -21,7 +22,7 @@ from headrace.core.fleet import Deployment, FleetSnapshot
 from headrace.core.ids import KeyId, RequestId, request_id
 from headrace.core.outcome import Reason
 from headrace.core.request import Endpoint, InferenceRequest
-from headrace.core.tenant import Principal
+from headrace.core.tenant import SYSTEM_TENANT, Principal
 from headrace.engines.outbox import Outbox
 from headrace.gateway import durable
 from headrace.gateway.answer_headers import AnswerHeaders
@@ -43,6 +44,7 @@ from headrace.gateway.screening import Caller, Screening
 from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import Account, UsageCloser
 from headrace.gateway.websocket import WebSocketConnection
+from headrace.policies import scopes
 from headrace.policies.addresses import Network
 from headrace.protocols import http1, openai, strict_json, websocket
 from headrace.protocols.contract import ServiceTerms
@@ -175,12 +177,12 @@ class Gateway:
         else:
             parsed = openai.parse_body(endpoint, call.body)
         if parsed.remote_media:
-            openai.check_against(self._information.offered(caller, parsed.model), parsed)
+            openai.check_against(self._target_of(call, caller, parsed), parsed)
             deadline_s = self._deadlines.of(call)
             parsed = await self._prepare(
                 call, self.intake.inline(parsed, tenant=caller.tenant, deadline_s=deadline_s)
             )
-        deployment = self._information.offered(caller, parsed.model)
+        deployment = self._target_of(call, caller, parsed)
         request = self._request_of(call, endpoint, parsed, deployment)
         recorded: RecordedCall | None = None
         if request.is_keyed:
@@ -188,7 +190,7 @@ class Gateway:
             if recorded is None:
                 return
             call = recorded
-        account = Account(request, deployment)
+        account = Account(request, deployment, self.usage.loads)
         delivery = Delivery(
             call,
             request,
@@ -222,12 +224,31 @@ class Gateway:
             self.streams.pop(delivery, None)
             self.in_progress -= 1
             account.queue_wait_s = slot.ticket.waited_s
+            if slot.ticket.moved_to is not None:
+                account.follow(slot.ticket.moved_to)
             if slot.ticket.receipt is not None:
                 self.dispatch.settle(slot.ticket.receipt, account.usage())
             if recorded is not None:  # first: a key that stayed taken would never be free again
                 recorded.close()
             self.usage.close(account, delivery)
             self.reservations.release(request.id)  # where it has no record
+
+    def _target_of(self, call: Call, caller: Principal, parsed: openai.ParsedBody) -> Deployment:
+        """Which deployment of the model that is asked for is to answer. Raises ModelNotFound; nobody learns of a model that
+        their key isn't for."""
+        model, routing = parsed.model, self.dispatch.routing
+        if not scopes.allows_model(caller.scope, model):
+            raise ModelNotFound.of(model)
+        deployment = routing.plain.get(model)
+        if deployment is None:
+            deployment = routing.choose(
+                model, tenant=caller.tenant, conversation=parsed.conversation, request_id=call.request_id
+            )
+            if deployment is None and caller.tenant == SYSTEM_TENANT:
+                deployment = routing.find(model)
+            if deployment is None:
+                raise ModelNotFound.of(model)
+        return deployment
 
     def _request_of(
         self, call: Call, endpoint: Endpoint, parsed: openai.ParsedBody, deployment: Deployment
@@ -374,6 +395,7 @@ class Gateway:
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Takes over a new picture of the fleet; running requests stay where they are."""
         self._answer_headers.clear()
+        self.usage.loads.publish(snapshot)
         self.upstream.publish(snapshot)
         self.dispatch.publish(snapshot)
 

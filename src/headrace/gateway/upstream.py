@@ -25,7 +25,7 @@ from headrace.gateway.watch import AttemptLimits, Watch
 from headrace.policies import retry
 from headrace.policies.retry import RetryBudget
 from headrace.policies.tickets import ReplicaKey
-from headrace.telemetry.families import Distribution, Value
+from headrace.telemetry.families import Value
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -46,11 +46,10 @@ class RetryRules:
 class _Lane:
     """What the requests for one model share: their budget for retries, and the series that they count in."""
 
-    __slots__ = ("budget", "itl", "retries")
+    __slots__ = ("budget", "retries")
 
-    def __init__(self, budget: RetryBudget, *, itl: Distribution, retries: Value) -> None:
+    def __init__(self, budget: RetryBudget, *, retries: Value) -> None:
         self.budget = budget
-        self.itl = itl
         self.retries = retries
 
 
@@ -94,7 +93,7 @@ class Upstream:
         live = {(r.id, r.generation) for d in snapshot.deployments.values() for r in d.replicas}
         for key in [key for key in self._clients if key not in live]:
             self._clients.pop(key).close()
-        for model in self._lanes.keys() - snapshot.deployments.keys():
+        for model in self._lanes.keys() - {d.name for d in snapshot.deployments.values()}:
             del self._lanes[model]
 
     def close(self) -> None:
@@ -113,7 +112,10 @@ class Upstream:
         lane.budget.request()
         delivery.has_begun = True
         while True:
-            attempt = self._attempt(request, slot, delivery, call, lane)
+            if slot.ticket.moved_to is not None:
+                account.follow(slot.ticket.moved_to)
+                delivery.deployment = account.deployment
+            attempt = self._attempt(request, slot, delivery, call, account)
             body = wire.encode(
                 request,
                 attempt.replica,
@@ -145,6 +147,7 @@ class Upstream:
                 request_id=request.id,
                 replica=end.replica.id,
                 model=request.model,
+                revision=end.revision,
                 generation=end.replica.generation,
                 attempt=len(account.attempts),
                 reason=end.outcome.value,
@@ -159,12 +162,13 @@ class Upstream:
             lane.retries.add()
 
     def _attempt(
-        self, request: InferenceRequest, slot: Slot, delivery: Delivery, call: Call, lane: _Lane
+        self, request: InferenceRequest, slot: Slot, delivery: Delivery, call: Call, account: Account
     ) -> Attempt:
         replica, now_s = slot.replica, self._clock.now_s()
         receive = reception.kind_of(request, is_streamed=wire.is_streamed(request, replica))
-        received = receive(request, replica, delivery, sent_s=now_s, itl=lane.itl, clock=self._clock)
-        return Attempt(request, replica, slot.health, call, received, now_s=now_s)
+        received = receive(request, replica, delivery, sent_s=now_s, itl=account.load.itl, clock=self._clock)
+        revision = account.deployment.revision
+        return Attempt(request, replica, slot.health, call, received, revision=revision, now_s=now_s)
 
     async def _move(
         self, attempt: Attempt, ending: Ending, slot: Slot, lane: _Lane, *, tried: int
@@ -174,20 +178,19 @@ class Upstream:
         A retry is taken out of the budget only when there is somewhere to go, and put back if that was gone after the pause.
         """
         error = failure(attempt.reception, ending, authorization=attempt.replica.authorization)
-        request, now_s = attempt.request, self._clock.now_s()
+        request, now_s, outcome = attempt.request, self._clock.now_s(), attempt.reception.outcome
+        may_repeat = tried < self._rules.attempts_max and retry.may_repeat(
+            outcome, endpoint=request.endpoint, was_sent=attempt.was_sent, has_key=request.is_keyed
+        )
+        if may_repeat and retry.may_fall_back(ending) and now_s < request.deadline_s and slot.can_fall_back:
+            return await _fall_back(slot, error)
         pause_s = retry.pause_s(
             tried, first_s=self._rules.backoff_s, max_s=BACKOFF_MAX_S, chance=self._chance
         )
         if not (
             ending.may_retry
-            and tried < self._rules.attempts_max
+            and may_repeat
             and now_s + pause_s < request.deadline_s
-            and retry.may_repeat(
-                attempt.reception.outcome,
-                endpoint=request.endpoint,
-                was_sent=attempt.was_sent,
-                has_key=request.is_keyed,
-            )
             and slot.has_alternative
             and lane.budget.take(now_s=now_s)
         ):
@@ -236,10 +239,17 @@ class Upstream:
     def _open_lane(self, model: str) -> _Lane:
         rules, metrics = self._rules, self._metrics
         budget = RetryBudget(ratio=rules.ratio, floor_per_s=rules.floor_per_s, now_s=self._clock.now_s())
-        lane = self._lanes[model] = _Lane(
-            budget, itl=metrics.itl_seconds.labels(model), retries=metrics.retries.labels(model)
-        )
+        lane = self._lanes[model] = _Lane(budget, retries=metrics.retries.labels(model))
         return lane
+
+
+async def _fall_back(slot: Slot, error: HeadraceError) -> HeadraceError | None:
+    """At once, and outside the budget of retries: the accepted target gets no more than it would have without the other."""
+    try:
+        await slot.fall_back()
+    except HeadraceError as no_place:
+        return no_place if isinstance(no_place, DeadlineExceeded) else error
+    return None
 
 
 async def _pause(pause_s: float) -> None:

@@ -9,10 +9,12 @@ import msgspec
 from headrace.core.clock import Clock
 from headrace.core.endings import COMPLETE, Ending
 from headrace.core.fleet import Deployment, Replica
+from headrace.core.load import TargetLoad
 from headrace.core.outcome import AttemptOutcome, Outcome
 from headrace.core.request import InferenceRequest
 from headrace.core.usage import ExecutionRecord, TokenUsage, Unit, UsageRecord, UsageSource
 from headrace.gateway.delivery import Delivery
+from headrace.gateway.loads import Loads
 from headrace.gateway.walk import Signal
 from headrace.policies import charging
 from headrace.policies.prices import PriceBook
@@ -69,6 +71,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         started_s, ended_s, first_event_s: Monotonic.
         upstream_status: HTTP status of the replica, 0 if none came.
+        revision: What the replica ran.
     """
 
     outcome: AttemptOutcome
@@ -78,23 +81,55 @@ class AttemptEnd(msgspec.Struct, frozen=True, gc=False):
     first_event_s: float | None
     upstream_status: int
     usage: TokenUsage
+    revision: str = ""
 
 
 class Account:
     """What a request has used so far. Owner: the walk; written by the attempt loop.
 
     Attributes:
+        deployment: The target that it is with now.
+        load: What is counted of that.
+        attempts_before: So many of `attempts` were another target's.
         is_drafted: Its record was appended before its end, which waits for the commit.
     """
 
-    __slots__ = ("attempts", "deployment", "is_drafted", "queue_wait_s", "request")
+    __slots__ = (
+        "_loads",
+        "attempts",
+        "attempts_before",
+        "deployment",
+        "is_drafted",
+        "load",
+        "queue_wait_s",
+        "request",
+    )
 
-    def __init__(self, request: InferenceRequest, deployment: Deployment) -> None:
+    def __init__(self, request: InferenceRequest, deployment: Deployment, loads: Loads) -> None:
+        self._loads = loads
         self.request = request
         self.deployment = deployment
+        self.load = loads.arrived(deployment, request.target or deployment.key)
+        self.attempts_before = 0
         self.queue_wait_s = 0.0
         self.is_drafted = False
         self.attempts: list[AttemptEnd] = []
+
+    def follow(self, deployment: Deployment) -> None:
+        """The request is with that target now: the one before had it only wait, or failed it before the first byte."""
+        if deployment is self.deployment:
+            return
+        load, failed = self.load, self.attempts[self.attempts_before :]
+        if failed:
+            cause = failed[-1].outcome.value
+            load.failed_over += 1
+            load.causes[cause] = load.causes.get(cause, 0) + 1
+        else:
+            load.handed_over += 1
+        _count_tokens(load, failed)
+        self.deployment = deployment
+        self.load = self._loads.arrived(deployment, deployment.key)
+        self.attempts_before = len(self.attempts)
 
     def usage(self) -> TokenUsage:
         """The request's tokens: those of the attempt that made the answer, which is the last.
@@ -119,14 +154,13 @@ class _Series:
 
     requests: Value
     seconds: Distribution
-    queue_wait: Distribution
-    ttft: Distribution
     prompt: Value
     cached: Value
     completion: Value
     endpoint: str
     outcome: str
     reason: str
+    end: str
     is_refused: bool
     is_logged: bool
     unit: Unit | None
@@ -137,6 +171,7 @@ class UsageCloser:
 
     Attributes:
         prices: The price book in force; whoever watches the stores puts a new one here.
+        loads: What is counted by target.
     """
 
     def __init__(self, ledger: RecordSink, metrics: Metrics, log: Log, *, clock: Clock) -> None:
@@ -145,6 +180,7 @@ class UsageCloser:
         self._log = log
         self._clock = clock
         self.prices = PriceBook()
+        self.loads = Loads()
         self._series: dict[tuple[str, str, Ending], _Series] = {}
 
     def close(self, account: Account, delivery: Delivery) -> None:
@@ -159,25 +195,35 @@ class UsageCloser:
         series.seconds.observe(total_s)
         if series.is_logged:
             self._report(account, delivery, ending, total_s=total_s)
+        load = account.load
+        if ending is COMPLETE:
+            load.delivered += 1
+            load.total.observe(total_s)
+        else:
+            _count_end(load, series)
         if series.is_refused:
             assert ending.error is not None, "every refusal has its error"
             self._metrics.refusals.labels(ending.error.code, series.reason).add()
             return
-        series.queue_wait.observe(account.queue_wait_s)
+        load.queue_wait.observe(account.queue_wait_s)
         ttft_s: float | None = None
         if delivery.first_content_s is not None:
             ttft_s = delivery.first_content_s - request.arrived_s
-            series.ttft.observe(ttft_s)
+            load.ttft.observe(ttft_s)
+        _count_tokens(
+            load, account.attempts[account.attempts_before :] if account.attempts_before else account.attempts
+        )
         for end in account.attempts:
             tokens = end.usage
             self._metrics.attempts.labels(model, end.replica.id, str(end.outcome)).value += 1
             series.prompt.value += tokens.prompt_tokens
             series.cached.value += tokens.cached_tokens
             series.completion.value += tokens.completion_tokens
-        if not account.is_drafted:
-            self._ledger.append(*self._entry(account, series, ending, delivery.status, ttft_s, total_s))
-        elif ending is not COMPLETE:
-            self._ledger.replace(*self._entry(account, series, ending, delivery.status, ttft_s, total_s))
+        if account.is_drafted and ending is COMPLETE:
+            return
+        usage, executions = self._entry(account, series, ending, delivery.status, ttft_s, total_s)
+        load.charge_pico += usage.charge_pico
+        (self._ledger.replace if account.is_drafted else self._ledger.append)(usage, executions)
 
     def draft(self, account: Account, delivery: Delivery) -> Confirmation:
         """The records of a request whose answer is whole and whose end is held. `close` follows, however that ends."""
@@ -204,6 +250,7 @@ class UsageCloser:
         # By position, in the order of the records: names would cost as much as the records themselves.
         request = account.request
         executions: list[ExecutionRecord] = []
+        revision = account.deployment.revision
         for end in account.attempts:
             tokens, replica, first_s = end.usage, end.replica, end.first_event_s
             executions.append(
@@ -212,6 +259,7 @@ class UsageCloser:
                     request.arrived_wall_s + (end.started_s - request.arrived_s), end.ended_s - end.started_s,
                     None if first_s is None else first_s - end.started_s, str(end.outcome), end.upstream_status,
                     tokens.prompt_tokens, tokens.completion_tokens, tokens.cached_tokens, str(tokens.source),
+                    "" if end.revision == revision else end.revision,
                 )
             )  # fmt: skip
         usage, principal, model = account.usage(), request.principal, request.model
@@ -221,7 +269,7 @@ class UsageCloser:
             version = price.version
             charge_pico = charging.charge(ending.charge, usage, price.rates, unit=series.unit)
         return UsageRecord(
-            request.id, principal.tenant, principal.key_id, model, account.deployment.revision, series.endpoint,
+            request.id, principal.tenant, principal.key_id, model, revision, series.endpoint,
             request.is_streaming, request.arrived_wall_s, series.outcome, series.reason, status,
             usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, str(usage.source),
             account.queue_wait_s, ttft_s, total_s, len(executions),
@@ -240,14 +288,13 @@ class UsageCloser:
         series = _Series(
             requests=metrics.requests.labels(endpoint, model, outcome, reason),
             seconds=metrics.request_seconds.labels(endpoint, model, outcome),
-            queue_wait=metrics.queue_wait_seconds.labels(model),
-            ttft=metrics.ttft_seconds.labels(model),
             prompt=metrics.tokens.labels(model, "prompt"),
             cached=metrics.tokens.labels(model, "cached"),
             completion=metrics.tokens.labels(model, "completion"),
             endpoint=endpoint,
             outcome=outcome,
             reason=reason,
+            end="rejected" if ending.attempt is AttemptOutcome.REJECTED else outcome,
             is_refused=ending.outcome is Outcome.REFUSED,
             is_logged=ending.event is not None,
             unit=unit,
@@ -281,6 +328,7 @@ class UsageCloser:
             tenant=request.principal.tenant,
             key_id=request.principal.key_id,
             model=request.model,
+            revision=account.deployment.revision,
             endpoint=str(request.endpoint),
             code=ending.error.code,
             reason=ending.reason,
@@ -288,3 +336,17 @@ class UsageCloser:
             total_s=round(total_s, 3),
             **more,
         )
+
+
+def _count_end(load: TargetLoad, series: _Series) -> None:
+    setattr(load, series.end, getattr(load, series.end) + 1)
+    load.causes[series.reason] = load.causes.get(series.reason, 0) + 1
+
+
+def _count_tokens(load: TargetLoad, ends: list[AttemptEnd]) -> None:
+    """What was used of the target, whoever pays for it."""
+    for end in ends:
+        tokens = end.usage
+        load.prompt_tokens += tokens.prompt_tokens
+        load.cached_tokens += tokens.cached_tokens
+        load.output_tokens += tokens.completion_tokens

@@ -4,8 +4,9 @@ from itertools import islice
 
 import msgspec
 
+from headrace.core.errors import NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment
-from headrace.core.ids import TenantId
+from headrace.core.ids import TargetKey, TenantId
 from headrace.core.outcome import AttemptOutcome
 from headrace.policies import admission
 from headrace.policies.admission import QueueBounds
@@ -42,6 +43,7 @@ class DeploymentState:
     __slots__ = (
         "bounds",
         "deployment",
+        "key",
         "loads",
         "queue",
         "running",
@@ -52,6 +54,7 @@ class DeploymentState:
     )
 
     def __init__(self, deployment: Deployment, bounds: QueueBounds, running: dict[TenantId, int]) -> None:
+        self.key: TargetKey = deployment.key
         self.deployment = deployment
         self.bounds = bounds
         self.loads: list[ReplicaLoad] = []
@@ -61,6 +64,15 @@ class DeploymentState:
         self.service = ServiceModel()
         self.started: dict[Ticket, None] = {}
         self.turn = 0
+
+    def wakes_s(self, now_s: float) -> float | None:
+        """How long until its first replica is expected, where requests may wait for that; None where they may not, or it is
+        there."""
+        deployment = self.deployment
+        if self.loads or not deployment.waiting_room_max:
+            return None
+        expected_s = deployment.ready_expected_s
+        return deployment.retry_after_s if expected_s is None else max(0.0, expected_s - now_s)
 
     @property
     def has_free_slot(self) -> bool:
@@ -97,7 +109,7 @@ class DeploymentState:
             shared, elsewhere = load.shared, load.shared.outstanding - load.outstanding
             others += elsewhere
             expected = shared.slots_expected
-            slots += max(expected - elsewhere, expected // len(shared.models))
+            slots += max(expected - elsewhere, expected // len(shared.targets))
         slots = max(1, slots)
         typical_s = self.typical_s(now_s)
         rounds, index = divmod(int(ahead_s / typical_s), slots) if typical_s > 0.0 else (0, 0)
@@ -111,9 +123,39 @@ class DeploymentState:
 
     def drain_s(self, now_s: float) -> float:
         """How long until all that waits has started, and a slot is free."""
+        wakes_s = self.wakes_s(now_s)
+        if wakes_s is not None:
+            return wakes_s
         is_measured = self.service.mean_s is not None
         ahead_s = self.queue.cost_s if is_measured else len(self.queue) * self.typical_s(now_s)
         return self.wait_s(ahead_s, now_s)
+
+    def retry_after_s(self, now_s: float) -> float:
+        """When to come back instead of waiting here."""
+        wakes_s = self.wakes_s(now_s)
+        return (
+            admission.retry_after_s(self.drain_s(now_s))
+            if wakes_s is None
+            else max(admission.RETRY_AFTER_MIN_S, wakes_s)
+        )
+
+    def enter_waiting_room(self, ticket: Ticket, now_s: float) -> list[Ticket]:
+        """Those who must leave the waiting room of a deployment without replicas for this ticket.
+
+        Raises NoReadyReplica where it is full of others with as much right to be there, or the first replica would come too
+        late for this ticket.
+        """
+        wakes_s = self.wakes_s(now_s)
+        assert wakes_s is not None, "without a waiting room nobody waits for a replica"
+        asleep = NoReadyReplica(
+            "this model is being started; come back when it is there", retry_after_s=self.retry_after_s(now_s)
+        )
+        if now_s + wakes_s >= ticket.deadline_s:
+            raise asleep
+        try:
+            return self.make_room(ticket, now_s)
+        except Saturated:
+            raise asleep from None
 
     def refuse_infeasible(self, ticket: Ticket, now_s: float) -> None:
         """Raises Saturated; before the first measurement nothing is known to be infeasible."""
@@ -130,9 +172,12 @@ class DeploymentState:
     def make_room(self, ticket: Ticket, now_s: float) -> list[Ticket]:
         """Those who must leave the full queue for this ticket. Raises Saturated if it is this one that must."""
         queue, bounds = self.queue, self.bounds
+        length_max = bounds.length_max
+        if not self.loads:
+            length_max = min(length_max, self.deployment.waiting_room_max)
         shed: list[Ticket] = []
         while True:
-            lacks_place = len(queue) >= bounds.length_max
+            lacks_place = len(queue) >= length_max
             # An empty queue takes one of any size, or it would never be taken.
             lacks_bytes = len(queue) > 0 and queue.body_bytes + ticket.body_bytes > bounds.bytes_max
             if not lacks_place and not lacks_bytes:

@@ -1,22 +1,24 @@
-"""Who runs where, and when? The state machine that sequences admission, balancing, health and retries; it does no I/O.
+"""Who runs where, and when? The state machine that sequences routing, admission, balancing, health and retries; it does no I/O.
 
 The gateway drives it with sockets; a simulator can drive the same code with an event heap. Every method takes the time and
 returns what the driver must do: `Start` a ticket on a replica, `Expire` one whose deadline passed in the queue, or `Shed` one
 whose place went to another.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import ItemsView, Iterable, Iterator
 from dataclasses import replace
 
 from headrace.core.chance import Chance
 from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
-from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.ids import ReplicaId, TargetKey, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
 from headrace.policies import admission, balancing, locations
 from headrace.policies.admission import QueueBounds
 from headrace.policies.deployment import DeploymentState, QueueView
 from headrace.policies.health import Circuit, HealthRules
+from headrace.policies.replica_books import ReplicaBooks
+from headrace.policies.routing import RoutingTable
 from headrace.policies.tickets import (
     Action,
     Expire,
@@ -34,13 +36,13 @@ _CONNECTION_LOST = (AttemptOutcome.LOST, AttemptOutcome.UNREACHABLE)
 
 
 class Dispatcher:
-    """All deployments' queues and loads.
+    """All targets' queues and loads.
 
-    State: `_states` by model name; `_slots` of every replica that is offered or has work, for all of its models; `_turn`, the
-    starts out of queues so far; `_retired` holds the loads of replicas that left the fleet while they had work. Such a
-    replica may come back before that work ends (a probe that failed once), and its slots are not free only because of it.
-    For the same reason `_running`, the slots of tenants with reserved ones, is kept by model name, and `_leases` whether or
-    not their replicas are there.
+    State: `_states` by target; `_replicas`, all that are offered or have work; `_turn`, the starts out of queues so far. A
+    target may come back before its work ends, and so `_running`, the slots of tenants with reserved ones, is kept by target.
+
+    Attributes:
+        routing: The routes of the snapshot that was published last, whose version is `version`.
 
     Args:
         workers: So many share the same replicas and queues.
@@ -57,34 +59,29 @@ class Dispatcher:
         workers: int = 1,
         is_lent: bool = False,
     ) -> None:
-        self._workers = workers
         self._bounds = replace(bounds, length_max=0) if is_lent else bounds
-        self._default_lease = 0 if is_lent else None
         self._health = health
         self._chance = chance
-        self._is_adaptive = is_adaptive
-        self._states: dict[str, DeploymentState] = {}
-        self._running: dict[str, dict[TenantId, int]] = {}
-        self._leases: dict[ReplicaKey, int] = {}
-        self._slots: dict[ReplicaKey, ReplicaSlots] = {}
+        self._replicas = ReplicaBooks(health, is_adaptive=is_adaptive, workers=workers, is_lent=is_lent)
+        self.version = 0
+        self.routing = RoutingTable(FleetSnapshot())
+        self._states: dict[TargetKey, DeploymentState] = {}
+        self._running: dict[TargetKey, dict[TenantId, int]] = {}
         self._turn = 0
-        self._retired: dict[tuple[str, ReplicaKey], ReplicaLoad] = {}
 
     def publish(self, snapshot: FleetSnapshot, *, now_s: float) -> list[Action]:
-        """Takes over a new picture of the fleet. Running tickets stay where they are; waiting ones may start or,
-        where their deployment is no longer offered, expire."""
-        actions: list[Action] = []
-        for name in [name for name in self._states if name not in snapshot.deployments]:
-            state = self._states.pop(name)
-            self._retire(name, state.loads)
-            while (ticket := state.queue.pop(lambda _: True)) is not None:
-                ticket.waited_s += now_s - ticket.enqueued_s
-                actions.append(Expire(ticket, is_withdrawn=True))
-        for name, deployment in snapshot.deployments.items():
-            if name not in self._states:
-                running = self._running.setdefault(name, {})
-                self._states[name] = DeploymentState(deployment, self._bounds, running)
-            state = self._states[name]
+        """Takes over a new picture of the fleet. Running tickets stay where they are; waiting ones may start. Those whose
+        target gets nothing any more wait for the accepted one of their model; where there is none, they expire."""
+        self.version = snapshot.version
+        self.routing = RoutingTable(snapshot)
+        gone = [
+            self._states.pop(key) for key in [key for key in self._states if key not in snapshot.deployments]
+        ]
+        for key, deployment in snapshot.deployments.items():
+            if key not in self._states:
+                running = self._running.setdefault(key, {})
+                self._states[key] = DeploymentState(deployment, self._bounds, running)
+            state = self._states[key]
             known = {load.key: load for load in state.loads}
             if state.served_since_s is None and deployment.replicas:
                 state.served_since_s = now_s
@@ -93,18 +90,25 @@ class Dispatcher:
             is_late = since_s is not None and now_s - since_s > self._health.slow_start_s
             state.deployment = deployment
             state.loads = [
-                self._load_of(name, replica, known, slowly_from_s=now_s if is_late else None)
+                self._replicas.load_of(key, replica, known, slowly_from_s=now_s if is_late else None)
                 for replica in deployment.replicas
             ]
-            self._retire(name, known.values())
-        self._set_models()
+            self._replicas.retire(key, known.values())
+        actions: list[Action] = []
+        for state in gone:
+            self._replicas.retire(state.key, state.loads)
+            actions += self._clear_out(state, now_s)
+        for key, state in self._states.items():
+            if len(state.queue) and not self.routing.is_served(key):
+                self._hand_over(state, now_s)
+        self._replicas.offered(self.loads())
         return actions + self._start_waiting(self._states.values(), now_s)
 
-    def deployment(self, model: str) -> Deployment:
-        """The deployment of that name, or ModelNotFound."""
-        state = self._states.get(model)
+    def deployment(self, target: TargetKey) -> Deployment:
+        """The deployment of that key, or ModelNotFound."""
+        state = self._states.get(target)
         if state is None:
-            raise ModelNotFound.of(model)
+            raise ModelNotFound.of(target)
         return state.deployment
 
     def arrive(self, ticket: Ticket, *, now_s: float) -> bool:
@@ -113,11 +117,16 @@ class Dispatcher:
         Raises NoReadyReplica, DeadlineExceeded, Forbidden where the model runs nowhere that the ticket may go, or Saturated
         where every replica rests.
         """
-        state = self._states.get(ticket.model)
-        if state is None:  # it was, when the request was read
+        state = self._states.get(ticket.target)
+        if state is None or not state.loads:
+            state = self._taking_over(ticket) or state
+        if state is None:  # it was offered, when the request was read
             raise NoReadyReplica("the model is no longer offered", retry_after_s=admission.RETRY_AFTER_MIN_S)
         _refuse_late(ticket, now_s)
         loads = state.loads
+        if not loads and state.deployment.waiting_room_max:
+            locations.check(ticket.locations, state.deployment)
+            return False
         if ticket.locations:
             locations.check(ticket.locations, state.deployment)
             loads = locations.allowed(ticket.locations, loads)
@@ -139,19 +148,40 @@ class Dispatcher:
 
         Raises Saturated where the queue has no place for it, or it could not end in time, and then it is not kept.
         """
-        state = self._states[ticket.model]
+        state = self._states[ticket.target]
         ticket.cost_s = state.cost_s(ticket)
         shed: list[Ticket] = []
+        if not state.loads:
+            shed = state.enter_waiting_room(ticket, now_s)
         # Who waits for a slot of its own was promised one, whatever others have sent.
-        if not state.queue.is_owed(ticket):
+        elif not state.queue.is_owed(ticket):
             state.refuse_infeasible(ticket, now_s)
             shed = state.make_room(ticket, now_s)
         self._enqueue(state, ticket, now_s)
         actions: list[Action] = []
         for victim in shed:
             victim.waited_s += now_s - victim.enqueued_s
-            actions.append(Shed(victim, admission.retry_after_s(state.drain_s(now_s))))
+            actions.append(Shed(victim, state.retry_after_s(now_s)))
         return actions
+
+    def fall_back(self, ticket: Ticket, *, now_s: float) -> bool:
+        """The accepted target for a ticket that another one has failed, and whose slot was given back: it starts there now
+        (True), or waits there as after `retry`. Asked only where `can_fall_back`."""
+        state = self._taking_over(ticket)
+        assert state is not None, "it was asked whether there is one"
+        if self._try_start(state, ticket, now_s):
+            return True
+        self._enqueue(state, ticket, now_s)
+        return False
+
+    def can_fall_back(self, ticket: Ticket) -> bool:
+        """Whether the ticket's target isn't the accepted one of its model, and that has a replica for it."""
+        if ticket.is_pinned:
+            return False
+        accepted = self.routing.takes_over(ticket.model, ticket.target)
+        return accepted is not None and bool(
+            locations.allowed(ticket.locations, self._states[accepted.key].loads)
+        )
 
     def retry(self, ticket: Ticket, *, now_s: float) -> bool:
         """Another replica for a ticket whose slot was given back: now (True), or it waits again, ahead of later deadlines
@@ -160,7 +190,7 @@ class Dispatcher:
         Raises NoReadyReplica if no replica is left that has not failed this ticket already, unless it awaits the restart
         of one, and DeadlineExceeded.
         """
-        state = self._states.get(ticket.model)
+        state = self._states.get(ticket.target)
         _refuse_late(ticket, now_s)
         if state is None or not self.has_alternative(ticket, now_s=now_s):
             raise NoReadyReplica(
@@ -174,7 +204,7 @@ class Dispatcher:
     def has_alternative(self, ticket: Ticket, *, now_s: float) -> bool:
         """Whether a replica is left that has not failed this ticket and didn't ask to be left alone, or whether it awaits
         the restart of one."""
-        state = self._states.get(ticket.model)
+        state = self._states.get(ticket.target)
         return state is not None and (
             ticket.awaits_restart
             or any(
@@ -211,7 +241,7 @@ class Dispatcher:
             and (limit := shared.limit) is not None
             and limit.observe(
                 ttft_s,
-                model=ticket.model,
+                model=ticket.target,
                 prompt_bytes=ticket.prompt_bytes,
                 in_flight=shared.outstanding,
                 started_s=ticket.started_s,
@@ -222,17 +252,15 @@ class Dispatcher:
         shared.outstanding -= 1
         load.outstanding -= 1
         if not load.outstanding:
-            self._retired.pop((ticket.model, load.key), None)
-            if not (shared.outstanding or shared.models):
-                self._slots.pop(load.key, None)
+            self._replicas.idle(ticket.target, load)
         if ticket.grant is not None and shared.slot_table is not None:
             shared.slot_table.give_back(ticket.grant)
             ticket.grant = None
         if ticket.share.reserved_slots:
-            self._running[ticket.model][ticket.tenant] -= 1
+            self._running[ticket.target][ticket.tenant] -= 1
         health = load.health
         circuit = health.ended(outcome, started_s=ticket.started_s, is_idle=not load.outstanding, now_s=now_s)
-        state = self._states.get(ticket.model)
+        state = self._states.get(ticket.target)
         if state is not None:
             state.measure(ticket, outcome, output_tokens, now_s)
         if outcome.is_replica_fault:
@@ -244,14 +272,14 @@ class Dispatcher:
         elif outcome is AttemptOutcome.BUSY:
             ticket.tried = (*ticket.tried, load.key)
             health.rest(until_s=now_s + (self._health.rest_s if retry_after_s is None else retry_after_s))
-        for model in shared.models:
-            if len(self._states[model].queue):
+        for target in shared.targets:
+            if len(self._states[target].queue):
                 return circuit, self._start_waiting(self._users(shared), now_s)
         return circuit, []
 
     def leave(self, ticket: Ticket, *, now_s: float) -> None:
         """A waiting ticket gives up: its caller left, or its time in the queue is over."""
-        state = self._states.get(ticket.model)
+        state = self._states.get(ticket.target)
         if state is not None and state.queue.remove(ticket):
             ticket.waited_s += now_s - ticket.enqueued_s
 
@@ -274,28 +302,33 @@ class Dispatcher:
             if load.replica.id == replica:
                 load.health.found(now_s=now_s)
 
-    def queue_length(self, model: str) -> int:
-        state = self._states.get(model)
+    def queue_length(self, target: TargetKey) -> int:
+        state = self._states.get(target)
         return len(state.queue) if state else 0
 
-    def loads(self) -> Iterator[tuple[str, ReplicaLoad]]:
-        """Every (model, replica load), for status and gauges."""
-        for model, state in self._states.items():
+    def loads(self) -> Iterator[tuple[TargetKey, ReplicaLoad]]:
+        """Every (target, replica load), for status and gauges."""
+        for key, state in self._states.items():
             for load in state.loads:
-                yield model, load
+                yield key, load
 
     def deployments(self) -> Iterator[Deployment]:
         for state in self._states.values():
             yield state.deployment
 
-    def queue(self, model: str, *, now_s: float) -> QueueView:
+    def queue(self, target: TargetKey, *, now_s: float) -> QueueView:
         """The queue of a deployment that is offered."""
-        return self._states[model].view(now_s)
+        return self._states[target].view(now_s)
 
-    def expected_wait_s(self, model: str, *, now_s: float) -> float:
-        """How long this deployment's queue takes as it stands; 0.0 for a model that is not offered."""
-        state = self._states.get(model)
+    def expected_wait_s(self, target: TargetKey, *, now_s: float) -> float:
+        """How long this deployment's queue takes as it stands; 0.0 for one that is not offered."""
+        state = self._states.get(target)
         return 0.0 if state is None else state.drain_s(now_s)
+
+    def wakes_s(self, target: TargetKey, *, now_s: float) -> float | None:
+        """How long until the first replica of a deployment that has a waiting room and none; None for all others."""
+        state = self._states.get(target)
+        return None if state is None else state.wakes_s(now_s)
 
     def set_slots(self, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
         """This process may use that many slots of a replica from now on; more than that run to their end. None: as many
@@ -303,16 +336,8 @@ class Dispatcher:
 
         It holds until the next call, also while the replica is not offered.
         """
-        if slots is None:
-            self._leases.pop(key, None)
-        else:
-            self._leases[key] = slots
-        shared = self._slots.get(key)
-        if shared is None:
-            return []
-        shared.lease = self._default_lease if slots is None else slots
-        shared.set_slots()
-        return self._start_waiting(self._users(shared), now_s)
+        shared = self._replicas.lend(key, slots)
+        return [] if shared is None else self._start_waiting(self._users(shared), now_s)
 
     def set_queue_bounds(self, bounds: QueueBounds) -> None:
         """Bounds for all deployments from now on; what waits beyond them stays."""
@@ -320,53 +345,54 @@ class Dispatcher:
         for state in self._states.values():
             state.bounds = bounds
 
-    def set_queue_length_max(self, model: str, length_max: int) -> None:
+    def set_queue_length_max(self, target: TargetKey, length_max: int) -> None:
         """That deployment's queue has so many places from now on, until it is no longer offered."""
-        state = self._states.get(model)
+        state = self._states.get(target)
         if state is not None:
             state.bounds = replace(state.bounds, length_max=length_max)
 
+    def all_slots(self) -> ItemsView[ReplicaKey, ReplicaSlots]:
+        """Of every replica that is offered, or has left the fleet and still works."""
+        return self._replicas.slots.items()
+
     def slots(self, key: ReplicaKey) -> ReplicaSlots | None:
         """The slots of that replica, also of one that has left the fleet and still works; None when it is gone."""
-        return self._slots.get(key)
+        return self._replicas.slots.get(key)
 
-    def _load_of(
-        self,
-        model: str,
-        replica: Replica,
-        known: dict[ReplicaKey, ReplicaLoad],
-        *,
-        slowly_from_s: float | None,
-    ) -> ReplicaLoad:
-        """Takes the replica's load out of the known or the retired ones, or makes it: it starts slowly among others."""
-        key = (replica.id, replica.generation)
-        shared = self._slots.get(key)
-        if shared is None:
-            shared = self._slots[key] = ReplicaSlots(
-                replica, is_adaptive=self._is_adaptive, workers=self._workers
-            )
-        shared.lease = self._leases.get(key, self._default_lease)
-        shared.resize(replica.slots)
-        load = known.pop(key, None) or self._retired.pop((model, key), None)
-        if load is None:
-            load = ReplicaLoad(replica, self._health, shared)
-            if slowly_from_s is not None:
-                load.health.start_slowly(now_s=slowly_from_s)
-        load.replica = replica
-        return load
+    def _taking_over(self, ticket: Ticket) -> DeploymentState | None:
+        """The accepted target of the ticket's model, which is its target from now on; None if there is no other."""
+        if ticket.is_pinned:
+            return None
+        accepted = self.routing.takes_over(ticket.model, ticket.target)
+        if accepted is None:
+            return None
+        ticket.target, ticket.moved_to = accepted.key, accepted
+        return self._states[accepted.key]
 
-    def _set_models(self) -> None:
-        """Which models are offered on which replicas, as of the states; slots of what is gone and idle are forgotten."""
-        models: dict[ReplicaKey, tuple[str, ...]] = {}
-        for model, load in self.loads():
-            models[load.key] = (*models.get(load.key, ()), model)
-        for key, shared in list(self._slots.items()):
-            shared.models = models.get(key, ())
-            if not (shared.models or shared.outstanding):
-                del self._slots[key]
+    def _hand_over(self, state: DeploymentState, now_s: float) -> None:
+        """Who waits for it, and may wait for the accepted target of its model as well, does so, whatever the bounds: its
+        place was paid for."""
+        for ticket in list(state.queue):
+            accepted = self.routing.takes_over(ticket.model, ticket.target)
+            if (
+                accepted is not None
+                and not ticket.is_pinned
+                and locations.runs_in(ticket.locations, accepted)
+                and state.queue.remove(ticket)
+            ):
+                ticket.waited_s += now_s - ticket.enqueued_s
+                taking_over = self._taking_over(ticket)
+                assert taking_over is not None, "it was just there"
+                self._enqueue(taking_over, ticket, now_s)
 
-    def _retire(self, model: str, loads: Iterable[ReplicaLoad]) -> None:
-        self._retired.update({(model, load.key): load for load in loads if load.outstanding})
+    def _clear_out(self, state: DeploymentState, now_s: float) -> list[Action]:
+        """The same for one that is gone: who can't wait elsewhere expires."""
+        self._hand_over(state, now_s)
+        actions: list[Action] = []
+        while (ticket := state.queue.pop(lambda _: True)) is not None:
+            ticket.waited_s += now_s - ticket.enqueued_s
+            actions.append(Expire(ticket, is_withdrawn=True))
+        return actions
 
     def _enqueue(self, state: DeploymentState, ticket: Ticket, now_s: float) -> None:
         ticket.enqueued_s = now_s
@@ -409,12 +435,12 @@ class Dispatcher:
         state.started[ticket] = None
 
     def _users(self, shared: ReplicaSlots) -> list[DeploymentState]:
-        return [self._states[model] for model in shared.models]
+        return [self._states[target] for target in shared.targets]
 
     def _start_waiting(self, states: Iterable[DeploymentState], now_s: float) -> list[Action]:
-        """Starts waiting tickets of these models as long as one of them finds a slot, in the order of each queue.
+        """Starts waiting tickets of these targets as long as one of them finds a slot, in the order of each queue.
 
-        Models that wait for the same replicas take turns, but who waits for a slot of its own goes first.
+        Targets that wait for the same replicas take turns, but who waits for a slot of its own goes first.
         """
         actions: list[Action] = []
         waiting = [state for state in states if len(state.queue)]

@@ -16,12 +16,17 @@ def check(wanted: Sequence[str], deployment: Deployment) -> None:
 
     The caller hears which places are allowed, which is its own tenant's agreement, and nothing of where there are others.
     """
-    if not any(location in wanted for location in deployment.locations):
+    if not runs_in(wanted, deployment):
         raise Forbidden(
             f"requests of this tenant run in {' or '.join(wanted)} alone, and this model does not run there",
             param="model",
             reason=Reason.LOCATION,
         )
+
+
+def runs_in(wanted: Sequence[str], deployment: Deployment) -> bool:
+    """Whether the deployment has replicas, ready or not, in one of these places; anywhere will do where none are named."""
+    return not wanted or any(location in wanted for location in deployment.locations)
 
 
 def allowed(wanted: Sequence[str], loads: list[T]) -> list[T]:

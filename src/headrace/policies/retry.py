@@ -1,7 +1,8 @@
 """May a failed attempt be repeated elsewhere, and when? Within a budget, after a pause, and never what must not run twice."""
 
 from headrace.core.chance import Chance
-from headrace.core.outcome import AttemptOutcome
+from headrace.core.endings import Ending
+from headrace.core.outcome import AttemptOutcome, Outcome
 from headrace.core.request import Endpoint
 
 WINDOW_S = 10.0
@@ -26,6 +27,13 @@ def may_repeat(outcome: AttemptOutcome, *, endpoint: Endpoint, was_sent: bool, h
         has_key: The caller gave an Idempotency-Key: it wants the work done once, and says that a repeat is the same work.
     """
     return REPEATABLE.get(endpoint, False) or has_key or not was_sent or outcome in _UNWORKED
+
+
+def may_fall_back(ending: Ending) -> bool:
+    """Whether the accepted revision should try what another has ended so. It may find right what the other found wrong."""
+    return ending.may_retry or (
+        ending.attempt is AttemptOutcome.REJECTED and ending.outcome is Outcome.FAILED
+    )
 
 
 def pause_s(retries: int, *, first_s: float, max_s: float, chance: Chance) -> float:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from headrace.core.fleet import Replica
-from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.fleet import Deployment, Replica
+from headrace.core.ids import ReplicaId, TargetKey, TenantId
 from headrace.core.tenant import Priority, TenantShare
 from headrace.policies.concurrency import ConcurrencyLimit
 from headrace.policies.fairness import TenantAccount
@@ -20,7 +20,10 @@ class Ticket:
     """One admitted request on its way. Owner: the Dispatcher, until it has left.
 
     Attributes:
-        model: Which deployment.
+        model: The name that was asked for.
+        target: Which of the deployments of that name is to serve it.
+        is_pinned: None but that one may.
+        moved_to: The target, where it is no longer the one that the request came to.
         tenant: Who asks: whose share of the deployment.
         partition: Whose prefix cache it may use; the tenant's own if nothing else is said.
         locations: Where it may run; none for anywhere.
@@ -46,9 +49,11 @@ class Ticket:
         "deadline_s",
         "enqueued_s",
         "grant",
+        "is_pinned",
         "load",
         "locations",
         "model",
+        "moved_to",
         "output_tokens_max",
         "partition",
         "priority",
@@ -56,6 +61,7 @@ class Ticket:
         "receipt",
         "share",
         "started_s",
+        "target",
         "tenant",
         "tried",
         "waited_s",
@@ -67,6 +73,8 @@ class Ticket:
         model: str,
         tenant: TenantId,
         deadline_s: float,
+        target: TargetKey = "",
+        is_pinned: bool = False,
         partition: str = "",
         locations: tuple[str, ...] = (),
         share: TenantShare = NO_SHARE,
@@ -76,6 +84,9 @@ class Ticket:
         body_bytes: int = 0,
     ) -> None:
         self.model = model
+        self.target = target or model
+        self.is_pinned = is_pinned
+        self.moved_to: Deployment | None = None
         self.tenant = tenant
         self.partition = partition or tenant
         self.locations = locations
@@ -106,10 +117,10 @@ class ReplicaSlots:
         lease: The slots that this process may use of it, where several share it; None for all.
         limit: What was found to be served well; None for engines that know their slots exactly.
         outstanding: How many it runs.
-        models: Those that are offered on it.
+        targets: The deployments that are offered on it.
     """
 
-    __slots__ = ("_total", "_workers", "lease", "limit", "models", "outstanding", "slot_table", "slots")
+    __slots__ = ("_total", "_workers", "lease", "limit", "outstanding", "slot_table", "slots", "targets")
 
     def __init__(self, replica: Replica, *, is_adaptive: bool, workers: int = 1) -> None:
         self._workers = workers
@@ -117,7 +128,7 @@ class ReplicaSlots:
         self.lease: int | None = None
         self.limit = ConcurrencyLimit(replica.slots) if is_adaptive and not replica.traits.is_ours else None
         self.outstanding = 0
-        self.models: tuple[str, ...] = ()
+        self.targets: tuple[TargetKey, ...] = ()
         self.slot_table = SlotTable(0) if replica.traits.partitions_slots else None
 
     def resize(self, total: int) -> None:
@@ -148,7 +159,7 @@ class ReplicaSlots:
 
 
 class ReplicaLoad:
-    """What runs on one replica for one model. `outstanding` is raised and lowered with that of `shared`.
+    """What runs on one replica for one target. `outstanding` is raised and lowered with that of `shared`.
 
     Health is by model as well: a server that fails at one of its models may serve the others.
 
@@ -178,7 +189,7 @@ class Expire:
     """The ticket has left the queue: its deadline has passed, or is too near for any answer; or its model is gone.
 
     Attributes:
-        is_withdrawn: Whether it is the model that is gone.
+        is_withdrawn: Whether it is the model that is gone, and no other target has taken the ticket on.
     """
 
     ticket: Ticket

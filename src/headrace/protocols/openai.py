@@ -11,7 +11,7 @@ from msgspec import Meta
 from headrace.core.errors import HeadraceError, InvalidRequest, Unauthenticated
 from headrace.core.fleet import Deployment
 from headrace.core.request import Endpoint
-from headrace.protocols import media, schemas, strict_json
+from headrace.protocols import conversations, media, schemas, strict_json
 
 OUTPUT_TOKENS_MAX = 1_048_576  # where a deployment's context is unknown: more is a mistake, not a wish
 VOCABULARY_TOKENS_MAX = 524_288  # where a deployment's vocabulary is unknown: twice the largest in use
@@ -154,6 +154,7 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
         constraint_pieces: Size of what constrains the answer: schemas, grammars, patterns.
         token_id_max: The largest token id that the caller names, in the field `token_param`; -1 if none.
         is_token_prompt: The prompt is token ids.
+        conversation: See protocols/conversations.py.
         media_at: Where the first part stands that is more than text, or "".
         remote_media: URLs that someone must fetch, with their places in `canonical`.
     """
@@ -172,6 +173,7 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     media_at: str = ""
     remote_media: tuple[media.RemoteMedia, ...] = ()
     is_token_prompt: bool = False
+    conversation: str = ""
 
 
 REQUEST_FIELDS: dict[Endpoint, type[ChatFields] | type[CompletionFields] | type[EmbeddingFields]] = {
@@ -193,12 +195,13 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
         checked = msgspec.convert(fields, REQUEST_FIELDS[endpoint])
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
+    conversation = conversations.key_of(fields)
     del fields["model"]
     if not _OPERATOR_NAMES.isdisjoint(fields):
         for name in OPERATOR_FIELDS:
             fields.pop(name, None)
     if isinstance(checked, EmbeddingFields):
-        return _parsed_embedding(checked, fields, body)
+        return _parsed_embedding(checked, fields, body, conversation)
     wire_fields: dict[str, Any] = {}
     if not _WIRE_NAMES.isdisjoint(fields):
         wire_fields = {name: fields.pop(name) for name in WIRE_FIELDS if name in fields}
@@ -245,6 +248,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
         media_at,
         remote_media,
         is_token_prompt,
+        conversation,
     )
 
 
@@ -270,7 +274,9 @@ def _canonical(fields: dict[str, Any], body: bytes) -> tuple[bytes, str, tuple[m
     return canonical, media_at, media.locate(remote, canonical, body=body)
 
 
-def _parsed_embedding(checked: EmbeddingFields, fields: dict[str, Any], body: bytes) -> ParsedBody:
+def _parsed_embedding(
+    checked: EmbeddingFields, fields: dict[str, Any], body: bytes, conversation: str
+) -> ParsedBody:
     prompt_bytes = _embedding_bytes(checked.input)
     canonical, media_at, remote_media = _canonical(fields, body)
     token_id_max = -1 if isinstance(checked.input, str) else _token_id_max(checked.input, field="input")
@@ -288,6 +294,7 @@ def _parsed_embedding(checked: EmbeddingFields, fields: dict[str, Any], body: by
         "input",
         media_at,
         remote_media,
+        conversation=conversation,
     )
 
 

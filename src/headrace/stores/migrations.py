@@ -364,4 +364,18 @@ MIGRATIONS: tuple[Migration, ...] = (
             Loss("cold_start", "measured starts of engines"),
         ),
     ),
+    Migration(
+        "the revision of each attempt",
+        up=(
+            "DROP VIEW execution",
+            "ALTER TABLE attempt ADD COLUMN revision TEXT NOT NULL DEFAULT ''",
+            record_tables.EXECUTION_VIEW_WITH_REVISION,
+        ),
+        down=(
+            "DROP VIEW execution",
+            "ALTER TABLE attempt DROP COLUMN revision",
+            record_tables.EXECUTION_VIEW,
+        ),
+        loses=(Loss("attempt WHERE revision <> ''", "attempts of another revision than their request's"),),
+    ),
 )

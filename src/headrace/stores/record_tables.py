@@ -72,6 +72,11 @@ CREATE VIEW execution AS
     FROM attempt
 """
 
+# What an attempt's replica ran, where that isn't the revision of the request's record: another revision took over.
+EXECUTION_VIEW_WITH_REVISION = EXECUTION_VIEW.replace(
+    "usage_source\n    FROM usage", "usage_source, '' AS revision\n    FROM usage"
+).replace("usage_source\n    FROM attempt", "usage_source, revision\n    FROM attempt")
+
 # The key of an attempt holds over both places.
 ONE_PLACE = Dialects(
     sqlite=(

@@ -46,7 +46,18 @@ class Event:
 
 _WHO = ("request_id", "tenant", "key_id", "endpoint", "model")
 _REPLICA = ("replica", "model", "generation")
-_ENDED = (*_WHO, "status", "code", "reason", "replica", "attempts", "queue_wait_s", "ttft_s", "total_s")
+_ENDED = (
+    *_WHO,
+    "revision",
+    "status",
+    "code",
+    "reason",
+    "replica",
+    "attempts",
+    "queue_wait_s",
+    "ttft_s",
+    "total_s",
+)
 _COUNTED = (*_ENDED, "prompt_tokens", "completion_tokens", "cached_tokens", "usage_source")
 
 EVENTS: dict[str, Event] = {
@@ -93,7 +104,7 @@ EVENTS: dict[str, Event] = {
     "request.refused": Event(
         Level.INFO,
         "Turned away before any work.",
-        (*_WHO, "status", "code", "reason", "queue_wait_s", "total_s"),
+        (*_WHO, "revision", "status", "code", "reason", "queue_wait_s", "total_s"),
     ),
     "limit.shadow": Event(
         Level.INFO,
@@ -107,7 +118,7 @@ EVENTS: dict[str, Event] = {
     "attempt.failed": Event(
         Level.WARNING,
         "One attempt on one replica failed; another may follow.",
-        ("request_id", *_REPLICA, "attempt", "reason", "upstream_status", "elapsed_s"),
+        ("request_id", *_REPLICA, "revision", "attempt", "reason", "upstream_status", "elapsed_s"),
     ),
     "budget.low": Event(
         Level.WARNING,
