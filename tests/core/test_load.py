@@ -148,3 +148,13 @@ def test_a_report_comes_through_a_link_as_it_was() -> None:
         1, [load(ttft=histogram([0.1, 2.0]), causes={"ok": 1})], [ReplicaUse(ReplicaId("a"), 0, 1)]
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=PlaneLoad) == sent
+
+
+def test_a_copy_does_not_change_with_what_is_counted_further() -> None:
+    counted = load(arrived=1, causes={"queue_full": 1})
+    counted.ttft.observe(1.0)
+    kept = counted.copy()
+    counted.arrived += 1
+    counted.causes["queue_full"] += 1
+    counted.ttft.observe(1.0)
+    assert (kept.arrived, kept.causes, kept.ttft.count) == (1, {"queue_full": 1}, 1)
