@@ -23,8 +23,8 @@ ROWS = {
     " VALUES ('req_1', 'acme', 'k1', 'm', 'r', 'e', 1, 1.5, 'delivered', 'ok', 200, 3, 2, 1, 'final', 0.0, 1.0, 2, 'r1', 0,"
     " 1.75, 0.5, 7, 'me')",
     "attempt": "(request_id, attempt, replica, generation, started_s, duration_s, outcome, upstream_status, prompt_tokens,"
-    " completion_tokens, cached_tokens, usage_source)"
-    " VALUES ('req_1', 1, 'r0', 0, 1.5, 0.25, 'upstream_lost', 0, 0, 0, 0, 'unknown')",
+    " completion_tokens, cached_tokens, usage_source, revision)"
+    " VALUES ('req_1', 1, 'r0', 0, 1.5, 0.25, 'upstream_lost', 0, 0, 0, 0, 'unknown', 'sha256:canary')",
     "usage_rejected": "(request_id, error, record) VALUES ('req_x', 'e', '{}')",
     "orphan": "(request_id, tenant, key_id, model, replica, generation, attempt, started_s, found_s)"
     " VALUES ('req_o', 'acme', 'k1', 'm', 'r0', 0, 1, 1.5, 2.5)",
