@@ -6,9 +6,9 @@ import secrets
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -18,8 +18,9 @@ from headrace.control.replica_files import Want
 from headrace.control.status import ColdStart, ReplicaStatus
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
+from headrace.core.deployments import EngineArgs
 from headrace.core.errors import UpstreamError
-from headrace.core.fleet import Deployment, Replica, ReplicaState, Task
+from headrace.core.fleet import CHOICES_MAX, Deployment, Replica, ReplicaState, Task
 from headrace.core.ids import ReplicaId
 from headrace.core.outcome import AttemptOutcome
 from headrace.engines import embedded
@@ -34,6 +35,7 @@ DEATH_NOTICE_S = 0.2
 # llama.cpp matches the whole vocabulary against every alternative of a grammar, on the thread that generates for all: a
 # thousand of them held up all streams for seconds.
 CONSTRAINT_PIECES_MAX = 1024
+ANY_CONSTRAINT_PIECES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class EngineSpec:
     engine: str = "embedded"
     version: int = 0
     digest: str = ""
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: EngineArgs = field(default_factory=EngineArgs)
 
     def revision(self) -> str:
         """Digest of everything that makes this engine's answers; equal specs on equal software have equal ones."""
@@ -160,6 +162,7 @@ class EngineReplica:
         self.id = id or ReplicaId(f"{spec.deployment}-0")
         self._spec = spec
         self._kind = kinds[spec.engine]
+        self._traits = replace(DIALECTS[self._kind.dialect], is_ours=True)
         self._launcher = launcher
         self._clock = clock
         self._chance = chance
@@ -206,13 +209,14 @@ class EngineReplica:
             version=self._spec.version,
             cold_start=self._cold_start,
             gauges=self._gauges,
-            traits=DIALECTS["embedded"],
+            traits=self._traits,
             location=self._spec.location,
         )
 
     def deployment(self) -> Deployment:
         """What is offered; without a replica while the engine is down, so that callers hear "not now", not "unknown"."""
         spec = self._spec
+        is_llama = self._traits.name in ("embedded", "llama.cpp")
         return Deployment(
             name=spec.deployment,
             upstream_model=spec.deployment,
@@ -222,9 +226,10 @@ class EngineReplica:
             locations=(spec.location,),
             context_tokens=self._context_tokens,
             vocabulary_tokens=self._vocabulary_tokens,
-            constraint_pieces_max=CONSTRAINT_PIECES_MAX,
-            takes_media=False,  # that takes a projector beside the weights; without one llama.cpp answers 500
-            choices_max=1,  # llama.cpp spreads several choices over slots of its own choosing, past our partition
+            constraint_pieces_max=CONSTRAINT_PIECES_MAX if is_llama else ANY_CONSTRAINT_PIECES_MAX,
+            takes_media=not is_llama,  # that takes a projector beside the weights; without one llama.cpp answers 500
+            # llama.cpp spreads several choices over slots of its own choosing, past our partition.
+            choices_max=1 if self._traits.partitions_slots else CHOICES_MAX,
             created_s=self._created_s,
             retry_after_s=self._cold_start.total_s if self._cold_start else DEFAULT_RETRY_AFTER_S,
             version=spec.version,
@@ -409,7 +414,7 @@ class EngineReplica:
             host=address.host,
             port=address.port,
             slots=self._spec.slots,
-            traits=DIALECTS["embedded"],
+            traits=self._traits,
             authorization=address.authorization,
             generation=self._generation,
             location=self._spec.location,

@@ -150,8 +150,13 @@ class EngineArgs(Section, frozen=True, omit_defaults=True):
         gpu_layers: Layers on the GPU, for llama.cpp; -1 is all.
         gpu_memory_share: Of each GPU's memory, that the engine may take.
         flags: Further options, handed to the engine's command as they are.
-        ttft_ms, itl_ms, tokens, prefill_tokens_per_s, fault, load_s, answer, seed: Of the scripted engine: its pace, the
-            length of its answers, what goes wrong and when, how long it takes to load, and its answers' text.
+        ttft_ms, itl_ms, tokens, prefill_tokens_per_s, fault, answer, seed: Of the scripted engine: its pace, the length of
+            its answers, what goes wrong and when, and its answers' text.
+        answers: Of the scripted engine: what it says, by what stands in the prompt.
+        load_s, ready_after_s: Of the scripted engine: how long it takes to open its port, and then to answer anything but
+            503.
+        load_fault: Of the scripted engine: what goes wrong at the end of its load.
+        lives_s: Of the scripted engine: how long after that it dies.
     """
 
     slots: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
@@ -174,7 +179,11 @@ class EngineArgs(Section, frozen=True, omit_defaults=True):
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
     fault: str | None = None
     load_s: Seconds | None = None
+    ready_after_s: Seconds | None = None
+    load_fault: Literal["failed", "out_of_memory", "crash", "hang"] | None = None
+    lives_s: Seconds | None = None
     answer: str | None = None
+    answers: dict[str, str] | None = None
     seed: int | None = None
 
 

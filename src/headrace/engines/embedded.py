@@ -23,6 +23,18 @@ ENGINE = "xllamacpp"
 CHAT_BATCH_TOKENS = 256
 EMBEDDING_TOKENS_MAX = 512
 WARNINGS_AND_ERRORS = 2
+# Our word for each number format, and the library's.
+KV_TYPES = {
+    "f32": "F32",
+    "f16": "F16",
+    "bf16": "BF16",
+    "q8_0": "Q8_0",
+    "q5_1": "Q5_1",
+    "q5_0": "Q5_0",
+    "q4_1": "Q4_1",
+    "q4_0": "Q4_0",
+    "iq4_nl": "IQ4_NL",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,12 @@ class EngineSettings:
         slots: Requests that it runs at once.
         context_tokens: Prompt plus output of one request.
         api_key: What callers must present.
+        batch_tokens: Tokens that one step computes at most; 0 for ours.
+        has_prefix_cache: A slot keeps its last prompt, and what the next one begins with like it isn't computed again.
+        kv_type: Number format of the KV cache, of KV_TYPES.
+        template_path: The chat template's file; "" for the one in the weights.
+        draft_path, draft_tokens: The small model that guesses so many tokens ahead; without one they are guessed from the
+            prompt itself. 0 tokens: nothing is guessed.
     """
 
     model_path: str
@@ -43,6 +61,12 @@ class EngineSettings:
     context_tokens: int
     threads: int
     api_key: str = field(repr=False)
+    batch_tokens: int = 0
+    has_prefix_cache: bool = True
+    kv_type: str = "f16"
+    template_path: str = ""
+    draft_path: str = ""
+    draft_tokens: int = 0
 
 
 def engine_version() -> str:
@@ -74,7 +98,7 @@ def common_parameters(settings: EngineSettings) -> dict[str, Any]:
     """
     tokens = request_tokens_max(settings.task, settings.context_tokens)
     is_embedding = settings.task is Task.EMBEDDINGS
-    batch = EMBEDDING_TOKENS_MAX if is_embedding else CHAT_BATCH_TOKENS
+    batch = EMBEDDING_TOKENS_MAX if is_embedding else settings.batch_tokens or CHAT_BATCH_TOKENS
     return {
         "model.path": settings.model_path,
         "model_alias": {settings.model_name},
@@ -83,6 +107,7 @@ def common_parameters(settings: EngineSettings) -> dict[str, Any]:
         "n_ctx": settings.slots * tokens,
         "kv_unified": False,
         "cache_ram_mib": 0,
+        "cache_prompt": settings.has_prefix_cache,
         "cache_idle_slots": False,
         "n_batch": batch,
         "n_ubatch": batch,
@@ -139,7 +164,29 @@ def _start(settings: EngineSettings) -> Any:
         for step in path:
             target = getattr(target, step)
         setattr(target, field, value)
+    parameters.cache_type_k = parameters.cache_type_v = _named(
+        xllamacpp.ggml_type, KV_TYPES[settings.kv_type]
+    )
+    if settings.template_path:
+        parameters.chat_template = Path(settings.template_path).read_text(encoding="utf-8")
+    if settings.draft_tokens:
+        _speculate(parameters.speculative, settings, kinds=xllamacpp.common_speculative_type)
     return xllamacpp.Server(parameters)
+
+
+def _speculate(speculative: Any, settings: EngineSettings, *, kinds: Any) -> None:
+    if settings.draft_path:
+        speculative.types = [_named(kinds, "DRAFT_SIMPLE")]
+        speculative.draft.mparams.path = settings.draft_path
+        speculative.draft.n_max = settings.draft_tokens
+    else:
+        speculative.types = [_named(kinds, "NGRAM_SIMPLE")]
+        speculative.ngram_simple.size_m = settings.draft_tokens
+
+
+def _named(members: Any, ending: str) -> Any:
+    """The library's member whose long name ends so."""
+    return next(each for each in members if each.name.endswith(f"_TYPE_{ending}"))
 
 
 def _send_to_nowhere(*descriptors: int) -> None:

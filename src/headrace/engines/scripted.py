@@ -34,6 +34,7 @@ PIPELINED_MAX = 32
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, zero seconds
 _JSON = "application/json"
+_OPEN_PATHS = frozenset({b"/health", b"/scripted/stats", b"/scripted/faults"})
 _ENDPOINTS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
 
 
@@ -45,13 +46,14 @@ class _Call(msgspec.Struct, frozen=True):
     body: bytes
     request_id: str
     is_kept_alive: bool
+    authorization: bytes
 
 
 class Connection(asyncio.Protocol):
     """One client connection: bytes to calls, calls to answers, one after the other. Owns what it has not answered."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_calls", "_current", "_idle_timer", "_is_expecting", "_is_kept_alive", "_parser",
+        "_authorization", "_body", "_body_bytes", "_calls", "_current", "_idle_timer", "_is_expecting", "_is_kept_alive", "_parser",
         "_request_id", "_url", "engine", "is_paused", "loop", "transport",
     )  # fmt: skip
 
@@ -106,6 +108,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._request_id = ""
+        self._authorization = b""
         self._is_expecting = False
 
     def on_url(self, url: bytes) -> None:
@@ -115,6 +118,8 @@ class Connection(asyncio.Protocol):
         # The length is compared first: it is cheap, and this is called for every header.
         if len(name) == 12 and name.lower() == b"x-request-id":
             self._request_id = value.decode("latin-1")
+        elif len(name) == 13 and name.lower() == b"authorization":
+            self._authorization = value
         elif len(name) == 6 and name.lower() == b"expect":
             self._is_expecting = value.lower() == b"100-continue"
 
@@ -138,6 +143,7 @@ class Connection(asyncio.Protocol):
             body,
             self._request_id,
             parser.should_keep_alive(),
+            self._authorization,
         )
         if self._current is None and not self._calls:
             self._serve(call)
@@ -180,8 +186,11 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         endpoint = _ENDPOINTS.get(call.path)
+        key = self.engine.settings.api_key.encode()
         if self.engine.is_loading() and not call.path.startswith(b"/scripted/"):
             self._respond(503, error_body(503, "loading model"))
+        elif key and call.authorization != b"Bearer " + key and call.path not in _OPEN_PATHS:
+            self._respond(401, error_body(401, "not the key of this engine"))
         elif endpoint is None:
             self._serve_control(call)
         elif call.method != b"POST":
@@ -254,8 +263,16 @@ class Connection(asyncio.Protocol):
             self._idle_timer = None
 
 
-def run(settings: Settings, *, clock: Clock, on_ready: Callable[[str], None]) -> None:
+def run(
+    settings: Settings,
+    *,
+    clock: Clock,
+    on_ready: Callable[[str], None],
+    stops: Callable[[Callable[[], None]], None] = lambda stop: None,
+) -> None:
     """Serves until SIGTERM or SIGINT; `on_ready` gets the URL once connections are accepted.
+
+    `stops` is called on the loop with what ends it, for whoever has another reason to.
 
     Raises: ConfigError if the port or the log cannot be opened.
     """
@@ -267,15 +284,18 @@ def run(settings: Settings, *, clock: Clock, on_ready: Callable[[str], None]) ->
                 log = stack.enter_context(settings.log.open("ab", buffering=0))
             except OSError as error:
                 raise ConfigError(f"--log: {settings.log} cannot be opened: {error.strerror}") from error
-        uvloop.run(_serve(Engine(settings, clock, log), on_ready))
+        uvloop.run(_serve(Engine(settings, clock, log), on_ready, stops))
 
 
-async def _serve(engine: Engine, on_ready: Callable[[str], None]) -> None:
+async def _serve(
+    engine: Engine, on_ready: Callable[[str], None], stops: Callable[[Callable[[], None]], None]
+) -> None:
     settings = engine.settings
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    stops(stopped.set)
     try:
         server = await loop.create_server(
             lambda: Connection(engine, loop), settings.host, settings.port, backlog=4096

@@ -74,7 +74,8 @@ def _content(question: Question, tokens: int, faults: Faults) -> _Content:
     elif said is not None:
         pieces, reason = [(0, piece) for piece in said[:count]], "stop"
     else:
-        pieces = [(0, word) for word in islice(cycle(words), count)]
+        first = question.first_word
+        pieces = [(0, word) for word in islice(cycle(words), first, first + count)]
         reason = "stop"
     if (step := faults.number(Kind.DELTA)) is not None:
         pieces = _recut(pieces, step)

@@ -58,6 +58,9 @@ class Settings:
         answers: What is said instead, by what stands in the prompt: the first key that does; "" stands in every one.
         prefix_cache_tokens: What its prefix cache holds; 0 for none.
         prefill_tokens_per_s: How fast it reads what is not cached, before the first token; 0 takes no time.
+        first_word: The number of the word that its answers begin with.
+        loading_s: It answers 503 for this long after it began to listen.
+        api_key: What callers must present; "" lets everybody ask.
         log: Gets one JSON line per execution.
     """
 
@@ -73,6 +76,9 @@ class Settings:
     prefix_cache_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
     faults: tuple[Rule, ...] = ()
+    first_word: int = 0
+    loading_s: float = 0.0
+    api_key: str = field(default="", repr=False)
     log: Path | None = None
 
 
@@ -108,6 +114,8 @@ class Engine:
         self._cache = PrefixCache(settings.prefix_cache_tokens) if settings.prefix_cache_tokens else None
         self._queue: dict[Execution, None] = {}  # a dict, as leaving from the middle must be cheap
         self.set_faults(settings.faults)
+        if settings.loading_s:
+            self._loaded_at_s = clock.now_s() + settings.loading_s
 
     def set_faults(self, rules: tuple[Rule, ...]) -> None:
         """Replaces the script; `@N` counts from here."""
@@ -135,6 +143,8 @@ class Engine:
                 for prompt in scripted_question.prompts(endpoint, body)
             )
             question = msgspec.structs.replace(question, cached_tokens=cached)
+        if self.settings.first_word:
+            question = msgspec.structs.replace(question, first_word=self.settings.first_word)
         if self.settings.answers and endpoint is not Endpoint.EMBEDDINGS:
             question = msgspec.structs.replace(question, answer=self._answer(endpoint, body))
         plan = scripted_answer.plan(question, tokens=self.settings.tokens, faults=faults)
@@ -196,6 +206,12 @@ class Engine:
         rows = (
             ("requests_running", "gauge", "Requests in a slot.", stats.running),
             ("requests_waiting", "gauge", "Requests that wait for a slot.", stats.waiting),
+            (
+                "kv_use",
+                "gauge",
+                "Share of the slots that hold a request.",
+                stats.running / self.settings.slots,
+            ),
             ("prompt_tokens_total", "counter", "Prompt tokens of ended requests.", stats.prompt_tokens),
             ("generated_tokens_total", "counter", "Tokens generated.", stats.completion_tokens),
         )

@@ -36,6 +36,7 @@ class Question(msgspec.Struct, frozen=True):
         dimensions: Length of each embedding.
         wants_base64: Embeddings as base64 of little-endian float32.
         cached_tokens: Prompt tokens that the engine has in its prefix cache, which the caller can't know.
+        first_word: The number of the word that an answer in words begins with.
         answer: The text that the engine's script has for this prompt; None for words as many as it likes.
     """
 
@@ -53,6 +54,7 @@ class Question(msgspec.Struct, frozen=True):
     dimensions: int = 0
     wants_base64: bool = False
     cached_tokens: int = 0
+    first_word: int = 0
     answer: str | None = None
 
 
