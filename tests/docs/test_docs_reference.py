@@ -6,13 +6,17 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_origin
 
 import msgspec
 import pytest
 
 from headrace import config
 from headrace.cli.main import parser
+from headrace.config import deployment_rules, deployments
+from headrace.config.text import struct_in
 from headrace.core import errors
+from headrace.core.deployments import DeploymentSpec, EngineKind
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -51,6 +55,42 @@ def test_configuration_example_is_accepted_and_is_the_default() -> None:
     assert examples
     for example in examples:
         config.parse(tomllib.loads(example), file="configuration.md")
+
+
+# Deployment files
+
+
+def deployment_keys(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every dotted key with its default, also below tables that needn't be there, and `[]` for those of a list."""
+    for field in msgspec.structs.fields(kind):
+        where, inner = prefix + field.name, struct_in(field.type)
+        if inner is not None:
+            yield from deployment_keys(inner, where + ("[]." if get_origin(field.type) is tuple else "."))
+        else:
+            default = "required" if field.required else json.dumps(field.default)
+            yield where, "none" if default == "null" else default
+
+
+def test_deployment_file_lists_every_key_with_its_default() -> None:
+    documented = [(row[0], row[1]) for row in table_rows("deployment-file.md")]
+    assert documented == list(deployment_keys(DeploymentSpec))
+
+
+def test_deployment_file_names_every_word_that_a_key_takes() -> None:
+    """The values of enumerations stand in the meaning of their key."""
+    meanings = {row[0]: row[2] for row in table_rows("deployment-file.md")}
+    for word in EngineKind:
+        assert word.value in re.findall(r"[a-z0-9_]+", meanings["deployment.engine"])
+    for metric in deployment_rules.METRICS:
+        assert metric in re.findall(r"[a-z0-9_]+", meanings["rollout.gate[].metric"])
+
+
+def test_deployment_file_examples_are_accepted() -> None:
+    page = (REFERENCE / "deployment-file.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert examples
+    for example in examples:
+        assert deployments.given(example, {}, file="deployment-file.md").warnings == ()
 
 
 # Errors

@@ -10,6 +10,8 @@ from headrace.cli import (
     audit,
     contract,
     db,
+    deploy,
+    deployments,
     engine,
     invoice,
     keys,
@@ -39,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     for module in (
         up,
         status,
+        deploy,
+        deployments,
         tenants,
         keys,
         admins,

@@ -9,7 +9,7 @@ from typing import Any
 from headrace import config
 from headrace.cli import common
 from headrace.control import api
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.outcome import Outcome
 from headrace.stores import directory
 
@@ -59,8 +59,20 @@ def run(arguments: argparse.Namespace) -> None:
         )
 
 
-def fetch(data: Path, path: str = "/admin/v1/status") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The service's own file and what its admin port answers at that path. Raises HeadraceError when it isn't running."""
+def fetch(
+    data: Path,
+    path: str = "/admin/v1/status",
+    *,
+    method: str = "GET",
+    fields: dict[str, Any] | None = None,
+    limit_s: float = ANSWER_LIMIT_S,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The service's own file and what its admin port answers at that path. Raises HeadraceError when it isn't running.
+
+    Args:
+        fields: The members of the body, where there is one.
+        limit_s: For the answer.
+    """
     file = data / "run" / "service.json"
     try:
         # Asked first: after a kill the port may be somebody else's by now, who must not be sent the token.
@@ -76,20 +88,12 @@ def fetch(data: Path, path: str = "/admin/v1/status") -> tuple[dict[str, Any], d
         raise HeadraceError(f"{file}: can't be read ({type(error).__name__}); restart headrace up") from error
     # A wildcard is an address to listen on, not one to connect to.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return service, _ask(host, port, token=api.admin_token(file.parent), path=path, data=data)
-
-
-def _ask(host: str, port: int, *, token: str, path: str, data: Path) -> dict[str, Any]:
-    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_LIMIT_S)
+    headers = {"Authorization": f"Bearer {api.admin_token(file.parent)}"}
+    connection = http.client.HTTPConnection(host, port, timeout=limit_s)
+    body = None if fields is None else json.dumps(fields).encode()
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        body = answer.read()
-        if answer.status != 200:
-            raise HeadraceError(
-                f"the admin port {host}:{port} answered {answer.status} at {path}{_why(body)}"
-            )
-        status = json.loads(body)
+        connection.request(method, path, body=body, headers=headers)
+        return service, _answer(connection, path=path)
     except ConnectionRefusedError:
         raise HeadraceError(
             f"no service is running on {data}: nothing answers at {host}:{port}; "
@@ -97,13 +101,25 @@ def _ask(host: str, port: int, *, token: str, path: str, data: Path) -> dict[str
         ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise HeadraceError(
-            f"the admin port {host}:{port} gave no answer within {ANSWER_LIMIT_S:.0f} s ({type(error).__name__})"
+            f"the admin port {host}:{port} gave no answer within {limit_s:.0f} s ({type(error).__name__})"
         ) from error
     finally:
         connection.close()
-    if not isinstance(status, dict):
-        raise HeadraceError(f"the admin port {host}:{port} answered something that is no object")
-    return status
+
+
+def _answer(connection: http.client.HTTPConnection, *, path: str) -> dict[str, Any]:
+    """The object that is answered. What the caller of the port must change, the operator must."""
+    answer = connection.getresponse()
+    body = answer.read()
+    where = f"the admin port {connection.host}:{connection.port}"
+    if answer.status in (400, 404) and (why := _why(body)):
+        raise ConfigError(why.removeprefix(": "))
+    if answer.status not in (200, 201):
+        raise HeadraceError(f"{where} answered {answer.status} at {path}{_why(body)}")
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise HeadraceError(f"{where} answered something that is no object")
+    return found
 
 
 def _why(body: bytes) -> str:

@@ -22,6 +22,7 @@ METRICS = (
     "cost_per_qualified_result",
     "agreement",
 )
+AMOUNTS = ("replica_hour", "per_day")
 QUALITY = "quality:"
 GAIN_SANE = 2.0
 
@@ -145,7 +146,7 @@ def _budget(budget: BudgetTerms, scale: ScaleTerms) -> Iterator[str]:
     if not money.is_currency(budget.currency):
         yield f"`budget.currency` must be three capital letters such as EUR, got {budget.currency!r}"
     amounts = {}
-    for name in ("replica_hour", "per_day"):
+    for name in AMOUNTS:
         try:
             amounts[name] = money.parse_amount(getattr(budget, name))
         except money.NotAnAmount as error:
@@ -153,7 +154,7 @@ def _budget(budget: BudgetTerms, scale: ScaleTerms) -> Iterator[str]:
             continue
         if amounts[name] < 0:
             yield f"`budget.{name}` must be at least 0, got {getattr(budget, name)}"
-    if len(amounts) < len(("replica_hour", "per_day")) or not amounts["per_day"]:
+    if len(amounts) < len(AMOUNTS) or not amounts["per_day"]:
         return
     if not amounts["replica_hour"]:
         yield "`budget.per_day` needs `budget.replica_hour`: nothing else says what is spent"

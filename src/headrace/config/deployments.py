@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import text
-from headrace.config.deployment_rules import problems, warnings
+from headrace.config.deployment_rules import AMOUNTS, problems, warnings
 from headrace.core.deployments import DeploymentSpec
 from headrace.core.errors import ConfigError
 
@@ -29,7 +29,6 @@ _FORMS = {
     "revision.runtime.package": "`NAME==VERSION`, an exact version",
     "revision.runtime.image": "`REPOSITORY@sha256:DIGEST`: tags move",
 }
-_AMOUNTS = ("replica_hour", "per_day")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def _digits(content: str) -> dict[str, Any]:
     budget = tomllib.loads(content, parse_float=str)["budget"]
     return {
         name: str(budget[name])
-        for name in _AMOUNTS
+        for name in AMOUNTS
         if isinstance(budget.get(name), str | int) and not isinstance(budget[name], bool)
     }
 

@@ -35,7 +35,6 @@ from headrace.stores.database import DatabaseUnavailable
 LOOP_SILENCE_MAX_S = 30.0
 # A connection says what it wants within this time, from its start or from the answer before; a body has as long again.
 REQUEST_LIMIT_S = 10.0
-BODY_BYTES_MAX = 64 * 1024
 OWNER = Caller("admin:owner", Role.ADMIN)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -176,7 +175,7 @@ async def _fields(request: Request, route: AdminRoute) -> dict[str, Any]:
         return {}
     try:
         async with asyncio.timeout(REQUEST_LIMIT_S):
-            body = await _body(request)
+            body = await _body(request, route.body_bytes_max)
     except TimeoutError:
         raise BodyTooSlow(f"the body took longer than {REQUEST_LIMIT_S:.0f} s") from None
     except ClientDisconnect:
@@ -193,12 +192,12 @@ async def _fields(request: Request, route: AdminRoute) -> dict[str, Any]:
     return fields
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, bytes_max: int) -> bytes:
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > BODY_BYTES_MAX:
-            raise PayloadTooLarge(f"a body here has at most {BODY_BYTES_MAX} bytes")
+        if len(body) > bytes_max:
+            raise PayloadTooLarge(f"a body here has at most {bytes_max} bytes")
     return bytes(body)
 
 

@@ -12,6 +12,8 @@ import msgspec
 
 from headrace.core.roles import Role
 
+BODY_BYTES_MAX = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -56,11 +58,13 @@ class Turn(Enum):
     IDENTITY: the store of tenants and keys.
     GATEWAY: the gateway's loop.
     LEDGER: sums over what was used, which can take seconds.
+    DEPLOYMENTS: what a deployment names is looked up, which can take minutes.
     """
 
     IDENTITY = "identity"
     GATEWAY = "gateway"
     LEDGER = "ledger"
+    DEPLOYMENTS = "deployments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class AdminRoute:
         answer: Runs on a thread of the admin port. Raises HeadraceError; a ConfigError is the caller's mistake.
         query, fields: The names that are known.
         guarded: Fields that need a higher role than the rest of it.
+        body_bytes_max: Of its body.
     """
 
     method: str
@@ -83,6 +88,7 @@ class AdminRoute:
     fields: tuple[str, ...] = field(default=())
     guarded: Mapping[str, Role] = field(default_factory=dict)
     turn: Turn = Turn.IDENTITY
+    body_bytes_max: int = BODY_BYTES_MAX
 
 
 def reply(value: Any, *, status: int = 200) -> Reply:

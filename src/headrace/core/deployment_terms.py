@@ -118,6 +118,7 @@ class ScaleTerms(Section, frozen=True):
         window_s: Over which load is averaged.
         tolerance: A proposal this close to what is there changes nothing.
         idle_to_zero_s: Without a request for that long the last replica ends too; 0 is never.
+        waiting_room_max: Requests that may wait for the first replica while there is none.
         predict: "auto" chooses by replay of the deployment's own history.
         max_age_h: Replicas older than this are replaced, drained; 0 is never.
     """
@@ -133,6 +134,7 @@ class ScaleTerms(Section, frozen=True):
     up: UpTerms = UpTerms()
     down: DownTerms = DownTerms()
     idle_to_zero_s: Seconds = 0.0
+    waiting_room_max: Count = 64
     predict: Literal["off", "auto", "constant", "kalman"] = "off"
     max_age_h: Annotated[float, msgspec.Meta(ge=0, le=100_000)] = 0.0
 

@@ -27,7 +27,8 @@ from headrace.core.deployment_terms import (
     Share,
     SloTerms,
 )
-from headrace.core.fleet import Task
+from headrace.core.fleet import Task, target_key
+from headrace.core.ids import TargetKey
 from headrace.core.tenant import NameOrNone
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
@@ -341,11 +342,6 @@ class AppliedVersion(msgspec.Struct, frozen=True):
     file_text: str = ""
 
     @property
-    def key(self) -> str:
+    def key(self) -> TargetKey:
         """The target's name in snapshots, records and metrics: `chat-small@v3`, and the plain name for version 0."""
         return target_key(self.name, self.version)
-
-
-def target_key(name: str, version: int) -> str:
-    """One version of a deployment, by one word."""
-    return f"{name}@v{version}" if version else name

@@ -78,8 +78,14 @@ def canonical(text: str) -> str:
 
 def is_permissive(text: str) -> bool:
     """Whether an id, or an SPDX expression of ids joined by OR and AND without parentheses, is on the list."""
+    return is_allowed(text, PERMISSIVE)
+
+
+def is_allowed(text: str, allow: Sequence[str]) -> bool:
+    """The same, for a list of one's own."""
+    accepted = {canonical(each).casefold() for each in allow}
     return any(
-        all(canonical(part) in PERMISSIVE for part in re.split(r"\s+AND\s+", choice))
+        all(canonical(part).casefold() in accepted for part in re.split(r"\s+AND\s+", choice))
         for choice in re.split(r"\s+OR\s+", text.strip())
     )
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from headrace.core.deployments import AppliedVersion
 from headrace.core.moments import utc
 from headrace.core.money import format_amount
 from headrace.core.prices import Price
 from headrace.stores.admins import AdminRecord
 from headrace.stores.audit import Entry, Verdict
+from headrace.stores.deployments import Wish
 from headrace.stores.invoices import Correction
 from headrace.stores.keys import KeyRecord
 from headrace.stores.tenant_rows import TenantRecord
@@ -104,3 +106,44 @@ def correction(made: Correction) -> Json:
 
 def _moment(unix_s: float | None) -> str | None:
     return None if unix_s is None else utc(unix_s)
+
+
+def version(made: AppliedVersion) -> Json:
+    return {
+        "version": made.version,
+        "digest": made.revision.digest,
+        "applied": utc(made.applied_s),
+        "actor": made.actor,
+    }
+
+
+def applied(made: AppliedVersion, *, is_new: bool) -> Json:
+    return {
+        "name": made.name,
+        "version": made.version,
+        "digest": made.revision.digest,
+        "changed": is_new,
+    }
+
+
+def wish(made: Wish) -> Json:
+    return {
+        "version": made.version or None,
+        "reason": made.reason,
+        "actor": made.actor,
+        "time": utc(made.at_s),
+    }
+
+
+def deployment(wish: Wish, wanted: AppliedVersion | None) -> Json:
+    """What is wanted of one name; `version` is null once it was removed."""
+    return {
+        "name": wish.name,
+        "version": wish.version or None,
+        "engine": None if wanted is None else wanted.revision.engine,
+        "task": None if wanted is None else wanted.revision.task,
+        "digest": None if wanted is None else wanted.revision.digest,
+        "reason": wish.reason,
+        "actor": wish.actor,
+        "changed": utc(wish.at_s),
+    }

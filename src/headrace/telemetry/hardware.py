@@ -1,0 +1,34 @@
+"""What can be put on this machine? Its memory, or its container's, and its GPUs, as Linux tells."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from headrace.policies.pressure import Memory
+from headrace.telemetry.resources import Resources
+
+MIB = 1 << 20
+_ANSWER_LIMIT_S = 10.0
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """The tightest limit that holds for what we start; 0 where none can be read."""
+    memories: tuple[Memory, ...] = Resources(root=root).memories()
+    return min((memory.limit_bytes for memory in memories), default=0)
+
+
+def gpu_memory_bytes(command: str = "nvidia-smi") -> tuple[int, ...]:
+    """Memory of each GPU; none where there is no driver to ask."""
+    if shutil.which(command) is None:
+        return ()
+    try:
+        answer = subprocess.run(
+            [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_LIMIT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(int(line) * MIB for line in answer.stdout.split() if line.isdigit())
