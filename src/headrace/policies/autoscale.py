@@ -183,7 +183,8 @@ def _follow(
     course = _Course(proposals, asked, Reason.STEADY)
     if panic is not None and panic.replicas > asked:
         course.through((panic.replicas, Guard.PANIC))
-    aim = course.replicas
+    # What was agreed as the least is not asked for by anything, and nothing falls below it.
+    aim = course.replicas = max(course.replicas, min(scale.min, capacity))
     direction = (aim > capacity) - (aim < capacity)
     since_s = state.direction_since_s if direction == state.direction else now_s
     state = msgspec.structs.replace(state, panic=panic, direction=direction, direction_since_s=since_s)
@@ -201,7 +202,7 @@ def _follow(
 def _fall(course: _Course, state: ScaleState, setting: Setting, fleet: FleetView, *, now_s: float) -> None:
     """Down as far as it may go; the last replica by a rule of its own."""
     scale, capacity = setting.scale, fleet.capacity
-    if capacity > 1 or course.asked:
+    if capacity > 1 or course.replicas:
         course.through(guards.shrink(max(1, course.replicas), state, scale, capacity=capacity, now_s=now_s))
         return
     course.through(
