@@ -264,7 +264,8 @@ class RolloutTerms(Section, frozen=True):
 
     Attributes:
         strategy: "canary" by steps; "bluegreen" all at once, when the new one is ready at full size; "shadow" mirrors and
-            then waits for `rollout promote`; "recreate" ends the old one first, where both don't fit.
+            then waits for `rollout promote`; "recreate" ends the old one first, where both don't fit; "ab" stays at its
+            first step until somebody decides.
         sticky: "conversation" keeps a conversation with the version that it began with.
         interval_s: Between two checks.
         fail_limit, error_limit: Failed checks, and checks that could not be made, until it is rolled back.
@@ -274,7 +275,7 @@ class RolloutTerms(Section, frozen=True):
         gate: `[[rollout.gate]]`; none given means `DEFAULT_GATES`.
     """
 
-    strategy: Literal["canary", "bluegreen", "shadow", "recreate"] = "canary"
+    strategy: Literal["canary", "bluegreen", "shadow", "recreate", "ab"] = "canary"
     steps: tuple[Step, ...] = (Step(5.0, 50), Step(25.0, 100), Step(50.0, 200))
     sticky: Literal["conversation", "none"] = "conversation"
     mirror: MirrorTerms = MirrorTerms()

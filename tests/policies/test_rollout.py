@@ -1,0 +1,496 @@
+"""Claims about rollouts: good versions take over, bad ones don't, and nobody notices either."""
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.core.deployment_terms import Gate, MirrorTerms, Step
+from headrace.core.verdicts import Interval, Judgement, Verdict
+from headrace.core.verdicts import Reason as Why
+from headrace.policies.rollout_commands import Command
+from headrace.policies.rollout_gates import Material
+from headrace.policies.rollout_state import Reason, Result, Stage
+from tests.policies.rollout_rig import FAILURES, Fleet, Version, mirrored, terms
+
+
+def fleet(candidate: Version, *, replicas: int = 2, **kind: object) -> Fleet:
+    """Version 1 serves with so many replicas, and version 2 behaves like that."""
+    return Fleet({1: Version(), 2: candidate}, **kind).serving(1, replicas)
+
+
+def test_a_good_version_takes_over_and_no_request_is_lost() -> None:
+    world = fleet(Version())
+    world.want(2, terms(), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 promoted: passed"]
+    assert world.share(2) == 1.0
+    assert world.ready(2) == 2
+    assert (world.lost, world.broken) == (0, 0)
+
+
+def test_nothing_is_taken_from_the_accepted_version_before_the_promotion() -> None:
+    """REPORTS 75: a canary that loads for a minute gets nothing before it is ready, and costs no capacity."""
+    world = fleet(Version(ready_after_s=60.0), replicas=3)
+    world.want(2, terms(), replicas=3)
+    world.run(50.0)
+    assert world.state.rollout is not None
+    assert world.state.rollout.stage is Stage.PREPARING
+    assert (world.ready(1), world.share(1), world.routed.get(2, 0)) == (3, 1.0, 0)
+    while world.state.rollout is not None:
+        assert world.ready(1) == 3
+        world.tick()
+    assert world.said == ["2 promoted: passed"]
+    assert (world.lost, world.broken) == (0, 0)
+
+
+def test_the_accepted_version_keeps_its_capacity_though_its_own_load_gets_less() -> None:
+    world = fleet(Version(), replicas=4)
+    world.want(2, terms(), replicas=4)
+    world.wished[1] = 1  # its autoscaler sees half of the traffic
+    while world.share(2) < 0.5:
+        world.tick()
+    assert world.ready(1) == 4
+
+
+def test_a_failing_version_is_rolled_back_within_two_checks_of_its_minimum_sample() -> None:
+    """T56: it is judged by its share alone, and nobody else's requests fail."""
+    world = fleet(Version(failure_share=0.5))
+    world.want(2, terms(), replicas=2)
+    while world.share(2) == 0.0:
+        world.tick()
+    began_s = world.now_s
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: gate_failed"]
+    minimum_s = 100 / (0.1 * world.rate)
+    assert world.now_s - began_s <= minimum_s + 2 * 10.0 + world.tick_s
+    assert world.broken < world.routed[2]
+    assert world.lost == 0
+
+
+def test_a_slow_version_is_rolled_back() -> None:
+    world = fleet(Version(ttft_s=0.4))
+    world.want(2, terms(), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: gate_failed"]
+    assert world.state.ended is not None
+    assert "ttft_p95" in world.state.ended.detail
+
+
+def test_wrong_answers_with_status_200_never_meet_a_customer() -> None:
+    world = fleet(Version(right_share=0.4))
+    world.want(2, terms(), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: gate_failed"]
+    assert world.routed.get(2, 0) == 0
+
+
+def test_a_version_that_never_gets_ready_is_rolled_back_and_the_old_one_serves_on() -> None:
+    """The end is final, and what served goes on serving (ray#66252, ray#66290)."""
+    world = fleet(Version(ready_after_s=None))
+    world.want(2, terms(), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: replicas_failed"]
+    world.run(600.0)
+    assert world.said == ["2 rolled_back: replicas_failed"], (
+        "a rollout ends once, and doesn't begin again by itself"
+    )
+    assert (world.present(2), world.ready(1), world.lost) == (0, 2, 0)
+
+
+def test_a_crash_loop_ends_the_rollout() -> None:
+    world = fleet(Version(ready_after_s=1.0, dies_after_s=4.0))
+    world.want(2, terms(), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: replicas_failed"]
+    assert world.lost == 0
+
+
+def test_silence_is_never_a_pass_and_time_alone_promotes_nothing() -> None:
+    world = fleet(Version(), rate=0.0)
+    world.want(2, terms(max_duration_s=1000.0), replicas=2)
+    world.run(900.0)
+    assert world.state.rollout is not None
+    assert world.state.rollout.waits_for is Reason.REQUESTS
+    assert (world.state.rollout.stage, world.state.rollout.step) == (Stage.STEPPING, 0)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: max_duration"]
+
+
+def test_what_does_not_fit_beside_the_accepted_version_is_not_begun() -> None:
+    """Capacity is looked at before the rollout (ray#63016)."""
+    world = fleet(Version(), fits=2)
+    world.want(2, terms(), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: does_not_fit"]
+    assert (world.ready(1), world.present(2)) == (2, 0)
+
+
+def test_recreate_ends_the_old_replicas_first_and_brings_them_back_where_the_new_ones_fail() -> None:
+    world = fleet(Version(), fits=2)
+    world.want(2, terms(strategy="recreate"), replicas=2)
+    while world.present(2) == 0:
+        world.tick()
+    assert world.present(1) == 0
+    world.run_until_ended()
+    assert world.said == ["2 promoted: passed"]
+    world.versions[3] = Version(right_share=0.0)
+    world.want(3, terms(strategy="recreate"), replicas=2)
+    world.run_until_ended()
+    assert world.said[-1] == "3 rolled_back: gate_failed"
+    world.run(10.0)
+    assert (world.ready(2), world.present(3), world.share(2)) == (2, 0, 1.0)
+
+
+def test_bluegreen_switches_everything_at_once_and_back_on_failures() -> None:
+    world = fleet(Version(), replicas=2)
+    world.want(2, terms(strategy="bluegreen"), replicas=2)
+    while world.share(2) == 0.0:
+        world.tick()
+    assert (world.share(2), world.ready(2), world.ready(1)) == (1.0, 2, 2)
+    world.run_until_ended()
+    assert world.said == ["2 promoted: passed"]
+    world.versions[3] = Version(failure_share=0.5)
+    world.want(3, terms(strategy="bluegreen"), replicas=2)
+    world.run_until_ended()
+    assert world.said[-1] == "3 rolled_back: gate_failed"
+    assert (world.share(2), world.lost) == (1.0, 0)
+
+
+def test_a_shadow_is_compared_before_any_customer_sees_its_answers_and_waits_for_a_word() -> None:
+    world = fleet(Version())
+    world.want(2, mirrored(strategy="shadow"), replicas=2)
+    world.run(120.0)
+    assert world.state.rollout is not None
+    assert (world.state.rollout.stage, world.state.rollout.waits_for) == (Stage.MIRRORING, Reason.PROMOTION)
+    assert world.routed.get(2, 0) == 0
+    assert world.say(Command.PROMOTE).is_done
+    world.run_until_ended()
+    assert world.said == ["2 promoted: passed"]
+
+
+def test_a_shadow_whose_answers_differ_is_rolled_back_unseen() -> None:
+    world = fleet(Version(disagrees=0.4))
+    world.want(2, mirrored(), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: gate_failed"]
+    assert world.routed.get(2, 0) == 0
+
+
+def test_a_shadow_may_be_judged_by_failures_and_latencies_alone() -> None:
+    world = fleet(Version(ttft_s=0.4))
+    world.want(2, terms(mirror=MirrorTerms(20.0, 100)), replicas=2)
+    world.run_until_ended()
+    assert (world.said, world.routed.get(2, 0)) == (["2 rolled_back: gate_failed"], 0)
+
+
+def test_a_comparison_of_two_versions_goes_on_until_somebody_decides() -> None:
+    world = fleet(Version())
+    world.want(2, terms(strategy="ab"), replicas=2)
+    world.run(300.0)
+    assert world.state.rollout is not None
+    assert world.state.rollout.waits_for is Reason.PROMOTION
+    assert world.share(2) == 0.1
+    world.say(Command.ABORT)
+    world.tick()
+    assert (world.share(1), world.present(2)) == (1.0, 0)
+
+
+def test_the_previous_version_stays_ready_for_its_time_and_takes_over_at_once() -> None:
+    world = fleet(Version())
+    world.want(2, terms(keep_previous_s=300.0), replicas=2)
+    world.run_until_ended()
+    world.run(100.0)
+    assert world.ready(1) == 2
+    world.want(1, terms(), replicas=2, is_return=True)
+    world.tick()
+    assert (world.share(1), world.state.accepted) == (1.0, 1)
+    assert world.said[-1] == "1 promoted: passed"
+
+
+def test_a_version_whose_replicas_are_gone_is_started_before_it_gets_anything() -> None:
+    world = fleet(Version())
+    world.want(2, terms(keep_previous_s=30.0), replicas=2)
+    world.run_until_ended()
+    world.run(60.0)
+    assert world.present(1) == 0
+    world.want(1, terms(), replicas=2, is_return=True)
+    world.tick()
+    assert world.share(2) == 1.0
+    world.run_until_ended()
+    assert (world.share(1), world.ready(1), world.lost) == (1.0, 2, 0)
+
+
+def test_a_newer_version_ends_the_rollout_of_an_older_one_and_begins_its_own() -> None:
+    world = fleet(Version())
+    world.versions[3] = Version()
+    world.want(2, terms(), replicas=2)
+    while world.share(2) == 0.0:
+        world.tick()
+    world.want(3, terms(), replicas=2)
+    world.tick()
+    assert world.share(1) == 1.0
+    assert world.said == ["2 superseded: newer_version"]
+    world.run_until_ended()
+    assert world.said == ["2 superseded: newer_version", "3 promoted: passed"]
+
+
+def test_the_accepted_version_wanted_again_aborts_the_rollout() -> None:
+    world = fleet(Version())
+    world.want(2, terms(), replicas=2)
+    while world.share(2) == 0.0:
+        world.tick()
+    world.want(1, terms(), replicas=2, is_return=True)
+    world.tick()
+    assert world.said == ["2 aborted: operator"]
+    assert (world.share(1), world.present(2)) == (1.0, 0)
+
+
+def test_the_first_version_of_all_is_promoted_when_it_is_ready_and_its_answers_are_right() -> None:
+    world = Fleet({1: Version()})
+    world.want(1, terms())
+    world.tick()
+    assert world.wish.arms == ()
+    world.run_until_ended()
+    assert (world.said, world.share(1)) == (["1 promoted: passed"], 1.0)
+
+
+def test_a_first_version_that_fails_leaves_nothing_behind_and_may_be_tried_again() -> None:
+    world = Fleet({1: Version(ready_after_s=None)})
+    world.want(1, terms())
+    world.run_until_ended()
+    assert (world.wish.arms, world.present(1)) == ((), 0)
+    world.versions[1] = Version()
+    world.failures.clear()
+    assert world.say(Command.RETRY).is_done
+    world.run_until_ended()
+    assert world.said == ["1 rolled_back: replicas_failed", "1 promoted: passed"]
+
+
+def test_a_removed_deployment_has_no_route_and_no_replica() -> None:
+    world = fleet(Version())
+    world.want(2, terms(), replicas=2)
+    world.run(5.0)
+    world.wanted = None
+    world.tick()
+    assert (world.wish.arms, world.replicas, world.state.accepted) == ((), [], None)
+    assert world.said == ["2 aborted: operator"]
+
+
+def test_an_acceptance_set_that_cannot_be_run_is_tried_again_and_is_no_verdict() -> None:
+    world = fleet(Version(right_share=None))
+    world.want(2, terms(error_limit=3), replicas=2)
+    world.run(15.0)
+    assert world.state.rollout is not None
+    assert world.state.rollout.attempt == 1
+    world.versions[2].right_share = 0.95
+    world.run_until_ended()
+    assert world.said == ["2 promoted: passed"]
+
+
+def test_an_acceptance_set_that_can_never_be_run_ends_the_rollout() -> None:
+    world = fleet(Version(right_share=None))
+    world.want(2, terms(error_limit=3), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: gate_errors"]
+
+
+def test_checks_that_could_not_be_made_have_a_budget_of_their_own() -> None:
+    world = fleet(Version(), blind="no report for 10 s")
+    world.want(2, terms(error_limit=3), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: gate_errors"]
+
+
+def test_a_gate_that_is_only_told_decides_nothing() -> None:
+    world = fleet(Version(ttft_s=0.4))
+    dry = Gate("ttft_p95", max_ratio=1.1, dry_run=True)
+    world.want(2, terms(gate=(FAILURES, dry)), replicas=2)
+    world.run_until_ended()
+    assert world.said == ["2 promoted: passed"]
+
+
+def test_a_held_rollout_stays_and_still_rolls_back() -> None:
+    world = fleet(Version())
+    world.want(2, terms(), replicas=2)
+    while world.share(2) == 0.0:
+        world.tick()
+    world.say(Command.HOLD)
+    world.run(300.0)
+    assert world.state.rollout is not None
+    assert world.state.rollout.waits_for is Reason.HELD
+    assert world.share(2) == 0.1
+    world.versions[2].failure_share = 0.6
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: gate_failed"]
+
+
+def test_a_step_that_is_held_goes_on_when_it_is_resumed_or_promoted() -> None:
+    for command in (Command.RESUME, Command.PROMOTE):
+        world = fleet(Version())
+        world.want(2, terms(), replicas=2)
+        world.tick()
+        world.say(Command.HOLD)
+        world.run(300.0)
+        assert world.share(2) == 0.0, "also a preparation is held"
+        assert world.say(command).is_done
+        world.run_until_ended()
+        assert world.said == ["2 promoted: passed"]
+
+
+def test_an_operator_may_leave_out_all_checks_but_not_the_replicas() -> None:
+    world = fleet(Version(right_share=0.0, failure_share=0.5, ready_after_s=20.0))
+    world.want(2, terms(), replicas=2)
+    world.run(5.0)
+    assert world.say(Command.PROMOTE_FULLY).is_done
+    world.tick()
+    assert world.share(2) == 0.0
+    world.run_until_ended()
+    assert (world.said, world.ready(2), world.lost) == (["2 promoted: passed"], 2, 0)
+
+
+def test_an_abort_with_nothing_in_progress_touches_nothing() -> None:
+    """argo#1292: such an abort scaled the accepted version to zero."""
+    world = fleet(Version())
+    before = world.state
+    for command in Command:
+        answer = world.say(command)
+        assert not answer.is_done
+        assert "nothing has changed" in answer.text
+    assert world.state == before
+
+
+def test_an_aborted_candidate_is_not_brought_back_by_its_autoscaler() -> None:
+    """argo#4973."""
+    world = fleet(Version())
+    world.want(2, terms(), replicas=2)
+    while world.share(2) == 0.0:
+        world.tick()
+    world.wished[2] = 2
+    world.say(Command.ABORT)
+    world.run(600.0)
+    assert (world.present(2), world.share(2)) == (0, 0.0)
+
+
+def test_an_aborted_rollout_can_be_begun_again() -> None:
+    world = fleet(Version())
+    world.want(2, terms(), replicas=2)
+    world.run(5.0)
+    world.say(Command.ABORT)
+    world.tick()
+    assert world.say(Command.RETRY).is_done
+    assert not world.say(Command.RETRY).is_done or world.state.rollout is None
+    world.run_until_ended()
+    assert world.said[-1] == "2 promoted: passed"
+
+
+def test_after_a_rollout_the_accepted_version_keeps_its_capacity_for_a_while() -> None:
+    world = fleet(Version(failure_share=0.6), replicas=4)
+    world.want(2, terms(), replicas=4)
+    world.wished[1] = 1
+    world.run_until_ended()
+    world.run(60.0)
+    assert world.ready(1) == 4
+    world.run(120.0)
+    assert world.ready(1) == 1
+
+
+def test_a_clock_that_jumps_ends_nothing() -> None:
+    world = fleet(Version())
+    world.want(2, terms(max_duration_s=3600.0), replicas=2)
+    world.run(10.0)
+    world.now_s += 1e6
+    world.tick()
+    assert world.state.rollout is not None
+    world.now_s -= 2e6
+    world.run_until_ended()
+    assert world.state.ended is not None
+    assert world.state.ended.result is Result.PROMOTED
+
+
+def says(verdict: Verdict) -> Callable[[Gate, Material], Judgement]:
+    """A judge that has requests enough, and says this of every gate."""
+    return lambda gate, material: Judgement(
+        verdict, Why.UNDECIDED, Interval(None, None, None), 0.0, 0.05, 9, 9
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("hold", ["2 rolled_back: max_duration"]),
+        ("rollback", ["2 rolled_back: undecided"]),
+        ("promote", ["2 promoted: passed"]),
+    ],
+)
+def test_what_stays_undecided_is_decided_as_the_terms_say(policy: str, said: list[str]) -> None:
+    world = fleet(Version(), judge=says(Verdict.INCONCLUSIVE))
+    world.want(2, terms(inconclusive=policy, max_duration_s=1200.0), replicas=2)
+    assert world.run_until_ended().said == said
+    world = fleet(Version(verdict=Verdict.INCONCLUSIVE))
+    world.want(2, terms(inconclusive=policy, max_duration_s=1200.0), replicas=2)
+    assert world.run_until_ended().said == said
+
+
+def test_an_operator_may_wave_an_acceptance_set_that_says_nothing_through() -> None:
+    world = fleet(Version(verdict=Verdict.INCONCLUSIVE))
+    world.want(2, terms(), replicas=2)
+    world.run(60.0)
+    assert world.state.rollout is not None
+    assert (world.state.rollout.stage, world.state.rollout.waits_for) == (Stage.ACCEPTANCE, Reason.EVIDENCE)
+    world.say(Command.PROMOTE)
+    assert world.run_until_ended().said == ["2 promoted: passed"]
+
+
+def test_a_check_that_could_not_be_made_once_is_made_again() -> None:
+    world = fleet(Version(), judge=says(Verdict.ERROR))
+    world.want(2, terms(error_limit=3), replicas=2)
+    while world.state.rollout is None or not world.state.rollout.errors:
+        world.tick()
+    world.judge = says(Verdict.PASS)
+    assert world.run_until_ended().said == ["2 promoted: passed"]
+
+
+def test_a_promotion_is_held_too() -> None:
+    world = fleet(Version(ready_after_s=10.0), replicas=4)
+    world.want(2, terms(gate=(FAILURES,)), replicas=4)
+    while world.state.rollout is None or world.state.rollout.stage is not Stage.PROMOTING:
+        world.tick()
+    world.say(Command.HOLD)
+    world.run(60.0)
+    assert (world.ready(2), world.share(2)) == (4, 0.5)
+    world.say(Command.PROMOTE)
+    assert world.run_until_ended().said == ["2 promoted: passed"]
+
+
+def test_a_step_takes_its_least_time() -> None:
+    world = fleet(Version())
+    world.want(2, terms(steps=(Step(50.0, 10, 200.0),)), replicas=2)
+    world.run(150.0)
+    assert world.state.rollout is not None
+    assert world.state.rollout.waits_for is Reason.TIME
+    assert world.run_until_ended().said == ["2 promoted: passed"]
+
+
+def test_a_canary_that_gets_hardly_any_of_its_share_waits_for_it() -> None:
+    """What reaches it may be no fair sample of the requests."""
+    world = fleet(Version())
+    world.want(2, terms(steps=(Step(50.0, 10),)), replicas=2)
+    while world.share(2) < 0.5:
+        world.tick()
+    for index in range(100):
+        for replica in world.replicas:
+            replica.is_ready = replica.version == 1 or index % 4 == 0
+        world.versions[2].ready_after_s = 1e9
+        world.tick()
+    assert world.state.rollout is not None
+    assert world.state.rollout.waits_for is Reason.SHARE
+
+
+def test_words_during_a_first_rollout_and_of_a_repetition_that_is_under_way() -> None:
+    world = Fleet({1: Version()})
+    world.want(1, terms())
+    world.tick()
+    assert not world.say(Command.RETRY).is_done
+    assert world.say(Command.ABORT).text == "the rollout of chat@v1 is aborted"
+    world.tick()
+    assert world.wish.arms == ()
