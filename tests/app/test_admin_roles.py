@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.control.admin_routes import BODY_BYTES_MAX
-from headrace.control.admin_routes import AdminRoute
+from headrace.control.admin_routes import BODY_BYTES_MAX, AdminRoute
 from headrace.control.identity_api import IdentityApi
 from headrace.core.clock import ManualClock
 from headrace.core.roles import Role
