@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from headrace.control import admin_openapi
 from headrace.control.admin_gate import REQUEST_LIMIT_S, Gate, application
 from headrace.control.admin_routes import AdminRoute, Caller, Reply, Turn, reply
 from headrace.core.errors import ConfigError
@@ -85,7 +86,7 @@ class AdminServer:
         self._metrics = metrics
         self._log = log
         exposition = Exposition(metrics, elsewhere=elsewhere)
-        self.routes = (
+        self.routes: tuple[AdminRoute, ...] = (
             AdminRoute(
                 "GET",
                 "/metrics",
@@ -96,6 +97,7 @@ class AdminServer:
             AdminRoute(
                 "GET", "/admin/v1/status", Role.VIEWER, lambda asked: reply(status()), turn=Turn.GATEWAY
             ),
+            admin_openapi.route(lambda: self.routes),
             *routes,
         )
         self._server = uvicorn.Server(
