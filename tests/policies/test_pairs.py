@@ -1,7 +1,9 @@
 """Two revisions on the same cases: what is shown, what isn't, and how often that is wrong."""
 
 import math
+import re
 from math import comb
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -98,6 +100,15 @@ def test_a_candidate_passes_only_where_it_is_shown_not_to_be_worse(
     judged = pairs.judge(table, margin=margin, alpha=0.05)
     assert (judged.verdict, judged.reason) == wanted
     assert judged.candidate_samples == table.cases
+
+
+def test_the_numbers_of_cases_in_the_documents_are_right() -> None:
+    page = Path(__file__).parents[2] / "docs" / "concepts" / "quality.md"
+    rows = re.findall(r"^\| (0\.\d+) \| (\d+) \| (\d+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) == 5
+    for margin, none, some in rows:
+        assert pairs.cases_needed(float(margin), alpha=0.05) == int(none)
+        assert pairs.cases_needed(float(margin), alpha=0.05, differing=0.1) == int(some)
 
 
 def test_as_many_cases_as_are_said_to_be_needed_are_enough() -> None:

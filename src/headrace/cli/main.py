@@ -13,6 +13,7 @@ from headrace.cli import (
     deploy,
     deployments,
     engine,
+    evaluate,
     invoice,
     keys,
     models,
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         reconcile,
         models,
         contract,
+        evaluate,
         db,
         engine,
     ):

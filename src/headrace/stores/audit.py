@@ -37,6 +37,8 @@ class Action(StrEnum):
     INVOICE_ISSUE = "invoice.issue"
     ADMIN_CREATE = "admin.create"
     ADMIN_REVOKE = "admin.revoke"
+    ACCEPTANCE_BEGIN = "acceptance.begin"
+    ACCEPTANCE_END = "acceptance.end"
     DEPLOYMENT_APPLY = "deployment.apply"
     DEPLOYMENT_ROLLBACK = "deployment.rollback"
     DEPLOYMENT_REMOVE = "deployment.remove"

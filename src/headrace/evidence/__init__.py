@@ -1,0 +1,1 @@
+"""What the service is worth, measured from outside: as a customer would see it."""

@@ -1,0 +1,120 @@
+"""What does a model say? One request to any OpenAI-compatible server, within its deadline, and never a second try.
+
+A retry would hide what a customer sees, and would ask a model that answers differently each time until it is right.
+"""
+
+import ssl
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headrace.core.clock import Clock
+from headrace.core.errors import ConfigError, UpstreamError
+from headrace.engines import fetch, tls
+
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+_PATH = "/v1/chat/completions"
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What came back.
+
+    Attributes:
+        revision: What the server says it runs (`x-headrace-model-revision`); "" where it says nothing.
+        is_cut: It ended at its limit of tokens.
+        error: Why there is no answer, in a word, or the status and the server's reason; "" where there is one.
+    """
+
+    text: str = ""
+    revision: str = ""
+    is_cut: bool = False
+    error: str = ""
+    took_s: float = 0.0
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+class Asker:
+    """Asks one model of one server.
+
+    Args:
+        url: `http://HOST:PORT`, with or without `/v1`.
+        key: Sent as bearer token; "" sends none.
+        deadline_s: For one answer, connecting included; the server is told.
+    """
+
+    def __init__(self, url: str, model: str, *, key: str, deadline_s: float, clock: Clock) -> None:
+        self.model = model
+        self._host, self._port, self._path, self._tls = _parsed(url)
+        self._headers = [("Authorization", f"Bearer {key}" if key else "")]
+        self._headers.append(("X-Headrace-Deadline-Ms", str(round(deadline_s * 1000))))
+        self._deadline_s = deadline_s
+        self._clock = clock
+
+    async def ask(self, messages: list[dict[str, str]], *, output_tokens_max: int) -> Reply:
+        """One answer; what goes wrong is in it, and nothing is raised."""
+        body = msgspec.json.encode(
+            {
+                "model": self.model,
+                "messages": messages,
+                "temperature": 0,
+                "max_tokens": output_tokens_max,
+            }
+        )
+        began_s = self._clock.now_s()
+        try:
+            response = await fetch.fetch(
+                self._host,
+                self._port,
+                "POST",
+                self._path,
+                headers=self._headers,
+                body=body,
+                timeout_s=self._deadline_s,
+                body_bytes_max=ANSWER_BYTES_MAX,
+                tls=self._tls,
+            )
+        except UpstreamError as error:
+            return Reply(error=error.reason, took_s=self._clock.now_s() - began_s)
+        took_s = self._clock.now_s() - began_s
+        revision = response.headers.get("x-headrace-model-revision", "")
+        if response.status != 200:
+            reason = response.headers.get("x-headrace-reason", "")
+            return Reply(revision=revision, error=f"{response.status} {reason}".strip(), took_s=took_s)
+        try:
+            choice = _decode(response.body).choices[0]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
+            return Reply(revision=revision, error="not_an_answer", took_s=took_s)
+        text = choice.message.content or choice.message.refusal or ""
+        return Reply(text, revision, choice.finish_reason == "length", "", took_s)
+
+
+def _parsed(url: str) -> tuple[str, int, str, ssl.SSLContext | None]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"--url {url!r}: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        raise ConfigError(
+            f"--url {url!r}: it must be http://HOST:PORT or https://HOST, and nothing secret in it"
+        )
+    is_tls = parts.scheme == "https"
+    path = parts.path.rstrip("/").removesuffix("/v1") + _PATH
+    context = tls.client_context("", key="--url") if is_tls else None
+    return parts.hostname, port or (443 if is_tls else 80), path, context
