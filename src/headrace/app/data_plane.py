@@ -17,6 +17,7 @@ from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import KeyId, ReplicaId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.leases import Lending
+from headrace.core.load import PlaneLoad
 from headrace.core.quotas import Limits
 from headrace.core.signing import KeySet
 from headrace.core.tenant import Principal
@@ -296,8 +297,11 @@ class DataPlane:
             pressure=self._ladder.verdict.level,
             pressure_reason=self._ladder.verdict.reason,
             busy_subjects=dispatch.busy_subjects() if isinstance(dispatch, LeasedDispatch) else {},
-            load=gateway.usage.loads.report(dispatch),
         )
+
+    def load(self) -> PlaneLoad:
+        """What its targets and replicas have to do, and how it fared so far."""
+        return self._gateway.usage.loads.report(self._gateway.dispatch)
 
     def fill_gauges(self) -> None:
         """Sets the gauges whose facts the gateway keeps itself."""

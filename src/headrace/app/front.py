@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from headrace.app.report import PlaneReport
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId, TenantId
+from headrace.core.load import PlaneLoad
 from headrace.core.signing import KeySet
 from headrace.policies.levels import Level
 from headrace.policies.limits import LevelUse
@@ -50,6 +51,10 @@ class Front(Protocol):
 
     async def reports(self) -> list[PlaneReport]:
         """One for each data plane that serves."""
+        ...
+
+    def load(self) -> PlaneLoad:
+        """What all data planes together have to do, by target and by replica, and how it fared so far."""
         ...
 
     async def counted(self) -> Sequence[MetricsState]:

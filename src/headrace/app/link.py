@@ -30,6 +30,7 @@ from headrace.core.leases import (
     TellQuotas,
     Want,
 )
+from headrace.core.load import PlaneLoad
 from headrace.core.signing import KeySet
 from headrace.core.usage import ExecutionRecord, UsageRecord
 from headrace.gateway.idempotency import KeptAnswer
@@ -61,6 +62,12 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=23):
     answers: int
     plane: PlaneReport
     metrics: MetricsState
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=33):
+    """Up: what the worker has to do, and has done: twice a second, and when it goes by a new snapshot."""
+
+    load: PlaneLoad
 
 
 class Records(msgspec.Struct, frozen=True, array_like=True, tag=25):
@@ -197,6 +204,7 @@ Up = (
     | Opened
     | Refused
     | Report
+    | Load
     | Line
     | Records
     | Replacement

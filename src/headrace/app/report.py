@@ -3,7 +3,6 @@
 import msgspec
 
 from headrace.core.ids import ReplicaId, TargetKey
-from headrace.core.load import NO_LOAD, PlaneLoad
 from headrace.policies.deployment import QueueView
 from headrace.policies.health import Circuit
 from headrace.policies.pressure import Level
@@ -37,7 +36,6 @@ class PlaneReport(msgspec.Struct, frozen=True):
     Attributes:
         in_progress: Requests that have an account, `waiting` of them in a queue.
         queues: By target.
-        load: What its targets have to do, and how they fare.
         keys_revision: Which state of tenants and keys it goes by; see stores.tenants.
         busy_subjects: Requests in progress by the subject of a limit, where several data planes share them.
         pressure, pressure_reason: What it has given up, and what it is short of; see policies.pressure.
@@ -54,4 +52,3 @@ class PlaneReport(msgspec.Struct, frozen=True):
     pressure: Level
     pressure_reason: str
     busy_subjects: dict[str, int] = {}
-    load: PlaneLoad = NO_LOAD

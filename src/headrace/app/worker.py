@@ -43,6 +43,7 @@ from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.strays import capture_strays
 
 REPORT_EVERY_S = 1.0
+LOAD_EVERY_S = 0.5
 LINK_FD = 0
 
 
@@ -77,6 +78,7 @@ class Worker:
         finally:
             if self._records is not None:
                 self._records.flush()
+            self._tell_load()
             self._send_report()
             if cut is not None:
                 self._link.send(wire.Drained(cut))
@@ -120,6 +122,7 @@ class Worker:
                 running = [
                     tasks.create_task(plane.run(opened=self._opened), name="data plane"),
                     tasks.create_task(self._report(), name="reports"),
+                    tasks.create_task(self._tell_load_regularly(), name="loads"),
                 ]
                 await self._stop.wait()
                 if not self._gone.is_set():
@@ -165,6 +168,7 @@ class Worker:
                 plane.end_drain()
             case wire.Publish(snapshot):
                 plane.publish(snapshot)
+                self._tell_load()  # who withdraws a replica waits to hear that this has been heard
             case wire.Keys(key_set):
                 plane.take_keys(key_set)
             case wire.Begun():
@@ -177,6 +181,15 @@ class Worker:
                 plane.lent(message)
             case _:
                 assert_never(message)
+
+    async def _tell_load_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(LOAD_EVERY_S)
+            self._tell_load()
+
+    def _tell_load(self) -> None:
+        if self._plane is not None:
+            self._link.send(wire.Load(self._plane.load()))
 
     async def _report(self) -> None:
         while True:

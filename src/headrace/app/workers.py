@@ -13,6 +13,7 @@ from headrace.app.answers import AnswerDesk
 from headrace.app.gateway_parts import answer_table, shadow_limiter
 from headrace.app.link import Up
 from headrace.app.pair import VERSION, Line
+from headrace.app.plane_loads import PlaneLoads
 from headrace.app.process import how_it_ended
 from headrace.app.records import journal_of
 from headrace.app.report import PlaneReport
@@ -36,6 +37,7 @@ from headrace.core.leases import (
     TellQuotas,
     Want,
 )
+from headrace.core.load import PlaneLoad
 from headrace.core.signing import KeySet
 from headrace.core.tenant import RateUnit
 from headrace.gateway import shadow
@@ -104,6 +106,7 @@ class Workers:
         )
         self._shadow = shadow_limiter(metrics, log)
         self._answers = AnswerDesk(answer_table(config.idempotency), clock=clock)
+        self._loads = PlaneLoads()
         self._seats = [Seat(number) for number in range(count)]
         self._sockets: list[socket.socket] = []
         self._snapshot = FleetSnapshot()
@@ -223,6 +226,10 @@ class Workers:
     def shadow_view(self, tenant: TenantId) -> ShadowView:
         return self._shadow.view(tenant, now_s=self._clock.now_s())
 
+    def load(self) -> PlaneLoad:
+        """What all workers together have to do, as of their last reports, and have done."""
+        return self._loads.together()
+
     def rows(self) -> list[dict[str, Any]]:
         """One row of status for each worker, as of its last report."""
         return [
@@ -325,6 +332,7 @@ class Workers:
     def _ended(self, seat: Seat) -> None:
         """What the worker held is free again, and what it counted stays counted."""
         seat.is_linked = seat.is_up = False
+        self._loads.lost(seat.number)
         self._authority.lost(seat.number)
         self._shadow.lost(seat.number, now_s=self._clock.now_s())
         self._budgets.lost(seat.number, journal=None if seat.pid is None else self._journal_of(seat.pid))
@@ -363,6 +371,8 @@ class Workers:
                 self._key_missing(issuer)
             case Line(text):
                 self._log.relay(text)
+            case wire.Load(load):
+                self._loads.reported(seat.number, load)
             case wire.Report(answers, plane, counted):
                 seat.report, seat.counted = plane, counted
                 if (answer := seat.answers.get(answers)) is not None and not answer.done():
