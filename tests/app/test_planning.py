@@ -173,6 +173,15 @@ def test_weights_that_are_not_what_they_should_be_are_refused(desk: Desk) -> Non
     assert "0" * 64 in plan.refusals[0]
 
 
+def test_a_folder_where_the_engine_reads_one_file_is_refused(desk: Desk) -> None:
+    folder = desk.folder / "model"
+    folder.mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        (folder / name).write_bytes(b"x")
+    (plan,) = desk.plan(embedded(folder, '[revision.license]\nid = "mit"').replace(str(folder), f"{folder}/"))
+    assert any("reads one GGUF file" in refusal for refusal in plan.refusals), plan.refusals
+
+
 def test_a_name_that_is_known_nowhere_is_refused_with_the_nearest(desk: Desk) -> None:
     text = embedded(Path("smollm2-135m-instruc"))
     (plan,) = desk.plan(text)

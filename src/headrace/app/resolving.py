@@ -25,6 +25,7 @@ from headrace.stores.registry import ModelStore
 # What runs by its package where the file names no other.
 _PACKAGES = {EngineKind.VLLM: "vllm", EngineKind.SGLANG: "sglang"}
 TEMPLATES = "template:"
+_GGUF = (EngineKind.EMBEDDED, EngineKind.LLAMACPP)
 
 
 @dataclass(slots=True)
@@ -116,10 +117,16 @@ def _suits(revision: Revision, spec: DeploymentSpec) -> Iterator[str]:
     kind = KINDS.get(revision.engine)
     if kind is None:
         return
+    weights = revision.weights
+    if kind.name in _GGUF and weights is not None and weights.files:
+        yield (
+            f"`revision.weights`: the engine {kind.name!r} reads one GGUF file, and {weights.uri} is a folder of"
+            f" {len(weights.files)}; name the file in it"
+        )
     here = "/"  # what is refused doesn't depend on where anything lies
     asked = Asked(
         model_name=spec.name,
-        model_path=here if revision.weights is not None else "",
+        model_path=here if weights is not None else "",
         task=revision.task,
         slots=revision.args.slots or kind.slots,
         context_tokens=revision.args.context_tokens or 0,

@@ -72,12 +72,14 @@ def _ended(store: DeploymentStore, target: AppliedVersion, news: list[KeptDecisi
     if (wish := store.require(target.name)).version != target.version:
         return f"version {wish.version} is wanted now ({wish.reason})" if wish.version else "it was removed"
     for each in news:
-        if each.decision.kind == ROLLOUT and (result := _result(each)) in LOST:
+        if each.decision.kind == ROLLOUT and (result := _result(each, target.version)) in LOST:
             return f"{result.replace('_', ' ')} ({each.decision.reason})"
     return ""
 
 
-def _result(kept: KeptDecision) -> str:
+def _result(kept: KeptDecision, version: int) -> str:
+    """How the rollout of that version ended, "" where this decision didn't end it."""
     outcome = msgspec.json.decode(kept.decision.outcome)
-    found = outcome.get("result") if isinstance(outcome, dict) else None
-    return found if isinstance(found, str) else ""
+    if not isinstance(outcome, dict) or outcome.get("candidate") != version:
+        return ""
+    return str(outcome.get("result") or "")
