@@ -1,14 +1,13 @@
 """What exactly does a deployment file mean, here and now? Every name that moves is looked up once, and becomes bytes."""
 
 import hashlib
-import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-import headrace
+from headrace.app import runtimes
 from headrace.config import EngineConfig
 from headrace.config.deployments import DeploymentFile
 from headrace.core.deployments import Artifact, DeploymentSpec, EngineArgs, EngineKind, ModelTerms, Revision
@@ -22,8 +21,6 @@ from headrace.stores import architectures
 from headrace.stores.downloads import Progress
 from headrace.stores.registry import ModelStore
 
-# What runs by its package where the file names no other.
-_PACKAGES = {EngineKind.VLLM: "vllm", EngineKind.SGLANG: "sglang"}
 TEMPLATES = "template:"
 _GGUF = (EngineKind.EMBEDDED, EngineKind.LLAMACPP)
 
@@ -67,7 +64,11 @@ def resolve(
     if speculation is not None and speculation.draft:
         draft = model("args.speculation.draft", ModelTerms(speculation.draft))
     template = _template(file, refusals)
-    runtime = _runtime(spec, refusals)
+    software = ""
+    try:
+        software = runtimes.runtime(spec)
+    except ConfigError as error:
+        refusals.append(error.message)
     if weights is not None:
         refusals += refuse_license(
             terms.license.id, weights.license, terms.license.allow, accepted=_accepted(models, weights)
@@ -79,7 +80,7 @@ def resolve(
     revision = Revision(
         task=spec.deployment.task,
         engine=spec.deployment.engine,
-        runtime=runtime,
+        runtime=software,
         image=terms.runtime.image,
         weights=weights,
         draft=draft,
@@ -172,43 +173,3 @@ def _template(file: DeploymentFile, refusals: list[str]) -> Artifact | None:
 def _accepted(models: ModelStore, artifact: Artifact) -> str:
     """The terms that somebody accepted by name when these bytes were pulled."""
     return next((each.license_accepted for each in models.models() if each.sha256 == artifact.sha256), "")
-
-
-def _runtime(spec: DeploymentSpec, refusals: list[str]) -> str:
-    """The software that is really here, by name and version."""
-    kind, terms = spec.deployment.engine, spec.revision.runtime
-    name, _, wanted = terms.package.partition("==")
-    if kind in (EngineKind.SCRIPTED, EngineKind.REMOTE):
-        if name:
-            refusals.append(f"`revision.runtime.package`: the engine {kind.value!r} has none")
-        return f"headrace {headrace.__version__}" if kind is EngineKind.SCRIPTED else ""
-    if kind is EngineKind.EMBEDDED:
-        name = name or embedded.ENGINE
-        if name != embedded.ENGINE:
-            refusals.append(
-                f"`revision.runtime.package`: the engine 'embedded' is {embedded.ENGINE}, got {name}"
-            )
-            return ""
-    name = name or _PACKAGES.get(kind, "")
-    if not name:
-        return terms.command or kind.value
-    refusals += _installed(name, wanted)
-    return f"{name} {_version(name)}"
-
-
-def _installed(name: str, wanted: str) -> Iterator[str]:
-    found = _version(name)
-    if not found:
-        version = f"=={wanted}" if wanted else ""
-        yield f"`revision.runtime.package`: {name} is not installed here; pip install {name}{version}"
-    elif wanted and found != wanted:
-        yield (
-            f"`revision.runtime.package`: {name} {found} is installed; pip install {name}=={wanted}, or pin {found}"
-        )
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

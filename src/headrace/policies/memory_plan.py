@@ -3,7 +3,8 @@
     weights     as large as their files
     KV cache    2 x layers x KV heads x head size x bytes of one number, for every token of every slot (grouped-query
                 attention has fewer KV heads than heads); none for embeddings, which are computed in one pass
-    workspace   what one step computes with: batch x (embedding + feed-forward) x 8 bytes, and the logits of each slot
+    workspace   what one step computes with: batch x (embedding + feed-forward) x 8 bytes, and the logits of each slot; for
+                embeddings the attention of every token to every other, batch x batch x heads x 4 bytes
     process     the engine's program and its libraries
 
 Measured beside it on 2026-11-30 with `headrace.engines.embedded` (xllamacpp 2026.10) and SmolLM2 135M: 176, 256, 526 and
@@ -96,6 +97,8 @@ def of_replica(
         per_token = 2 * architecture.layers * architecture.kv_heads * architecture.head_size * number
         kv_bytes = per_token * slots * context_tokens
     step = batch_tokens * (architecture.embedding + architecture.feed_forward) * 8
+    if not has_kv_cache:
+        step += batch_tokens**2 * (architecture.embedding // architecture.head_size) * 4
     logits = slots * architecture.vocabulary * 4
     return MemoryPlan(
         weights_bytes,
