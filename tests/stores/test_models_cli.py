@@ -106,3 +106,80 @@ def test_a_terminal_gets_one_redrawn_line_and_files_get_every_tenth_part(
     live = run(is_terminal=True)
     assert live.count("\n") == 3
     assert 10 < live.count("\r") < 30
+
+
+def test_a_folder_is_pulled_as_an_artifact_and_removed_by_its_digest(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "folder").mkdir()
+    (data / "folder/README.md").write_text("---\nlicense: mit\n---\n")
+    assert headrace("pull", str(data / "folder"), "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["license"], len(facts["files"])) == ("MIT", 1)
+    assert (Path(facts["path"]) / "README.md").exists()
+    headrace("list")
+    assert str(data / "folder") in capsys.readouterr().out
+    headrace("list", "--json")
+    assert facts["sha256"] in [each["sha256"] for each in json.loads(capsys.readouterr().out)]
+    assert headrace("verify", facts["sha256"][:12]) == 0
+    headrace("rm", facts["sha256"][:12])
+    assert not Path(facts["path"]).exists()
+
+
+def test_a_folder_whose_license_nobody_states_is_accepted_by_name_or_not_pulled(data: Path) -> None:
+    (data / "folder").mkdir()
+    (data / "folder/config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="license must be accepted by name"):
+        headrace("pull", str(data / "folder"))
+    assert headrace("pull", str(data / "folder"), "--accept-license", "ours") == 0
+    with pytest.raises(ConfigError, match="single GGUF files"):
+        headrace("pull", str(data / "folder"), "--as", "name")
+
+
+def test_gc_says_what_would_go_and_what_stays(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    headrace("pull", str(data / "mine.gguf"))
+    blobs = data / "data/models/blobs/sha256"
+    (blobs / ("a" * 64)).write_bytes(bytes(1000))
+    capsys.readouterr()
+    assert headrace("gc", "--dry-run", "--json", "--to", "0") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["dry_run"], facts["freed_bytes"]) == (True, 1000)
+    assert [kept["uri"] for kept in facts["kept"]] == ["mine"]
+    assert (blobs / ("a" * 64)).exists()
+    assert headrace("gc") == 0
+    assert "kept: mine" in capsys.readouterr().out
+    assert not (blobs / ("a" * 64)).exists()
+
+
+def test_gc_keeps_what_the_deployments_of_the_data_directory_need(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from contextlib import closing
+
+    from headrace.core.deployments import Artifact, DeploymentSpec, EngineKind, Identity, Revision
+    from headrace.core.fleet import Task
+    from headrace.stores.deployments import open_deployments
+    from headrace.stores.registry import ModelStore
+
+    artifacts = []
+    for letter in "ab":
+        staged = data / letter
+        staged.write_text(letter)
+        sha256 = hashlib.sha256(letter.encode()).hexdigest()
+        artifacts.append(Artifact(f"https://e.com/{letter}#sha256={sha256}", sha256=sha256, size_bytes=1))
+        ModelStore(data / "data/models").artifacts.commit(artifacts[-1], {sha256: staged}, claims=())
+    with closing(open_deployments(data / "data", clock=ManualClock())) as deployments:
+        spec = DeploymentSpec(deployment=Identity(name="chat", engine=EngineKind.SCRIPTED))
+        revision = Revision(task=Task.CHAT, engine=EngineKind.SCRIPTED, weights=artifacts[0])
+        deployments.apply(spec, revision, "")
+    assert headrace("gc", "--to", "0") == 0
+    printed = capsys.readouterr().out
+    assert f"kept: {artifacts[0].uri}: chat@v1 is wanted" in printed
+    assert f"removed: {artifacts[1].uri}" in printed
+    with pytest.raises(ConfigError, match="stays: chat@v1 is wanted"):
+        headrace("rm", artifacts[0].uri)
+
+
+def test_a_size_that_is_none_is_told(data: Path) -> None:
+    with pytest.raises(ConfigError, match="a size such as 20GB"):
+        headrace("gc", "--to", "much")

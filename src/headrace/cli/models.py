@@ -1,22 +1,31 @@
 """`headrace models`: pull, list, rm and verify the model store."""
 
 import argparse
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace import config
 from headrace.cli import status
 from headrace.cli.common import command, print_json, print_table, progress_is_live, settings
+from headrace.core import moments
 from headrace.core.clock import Clock, SystemClock
+from headrace.core.deployments import Artifact
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import Task
+from headrace.policies import licenses
 from headrace.stores import directory
 from headrace.stores.catalog import CatalogEntry
 from headrace.stores.downloads import Progress
 from headrace.stores.registry import ModelStore, StoredModel, open_store
 
+_NAME_HELP = "a name, or an artifact by its source or the start of its digest"
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", re.IGNORECASE)
 _REDRAW_S = 0.1
 _PLAIN_STEP_PERCENT = 10
 _PLAIN_STEP_BYTES = 50_000_000
@@ -45,10 +54,11 @@ def add(commands: Any) -> None:
         actions,
         "rm",
         _remove,
-        help="remove a model, and its file if no other name needs it",
+        help="remove a model or an artifact, and its files if nothing else holds them; never what a deployment needs",
         example="headrace models rm smollm2-135m-instruct",
     )
-    removal.add_argument("name", metavar="NAME")
+    removal.add_argument("name", metavar="NAME", help=_NAME_HELP)
+    _add_collection(actions)
     check = command(
         actions,
         "verify",
@@ -57,7 +67,28 @@ def add(commands: Any) -> None:
         example="headrace models verify all-minilm-l6-v2",
         with_json=True,
     )
-    check.add_argument("name", metavar="NAME", nargs="?", help="one model (default: all)")
+    check.add_argument("name", metavar="NAME", nargs="?", help=f"{_NAME_HELP} (default: all)")
+
+
+def _add_collection(actions: Any) -> None:
+    collection = command(
+        actions,
+        "gc",
+        _collect,
+        help=(
+            "remove what cut transfers left and, beyond a bound, the artifacts that nobody used for longest; never what a "
+            "deployment runs or may go back to, nor what has a name"
+        ),
+        example="headrace models gc --dry-run\n         headrace models gc --to 20GB",
+        with_json=True,
+        with_config=True,
+    )
+    collection.add_argument(
+        "--to",
+        metavar="SIZE",
+        help="what the store may hold, such as 20GB or 0 (default: models.disk_bytes_max)",
+    )
+    collection.add_argument("--dry-run", action="store_true", help="change nothing, and say what would go")
 
 
 def _add_pull(actions: Any) -> None:
@@ -140,7 +171,11 @@ class _LiveLine:
 
 
 def _pull(arguments: argparse.Namespace) -> None:
-    model = open_store(config.data_directory(arguments.data), settings(arguments).models).pull(
+    store = open_store(config.data_directory(arguments.data), settings(arguments).models)
+    if not store.makes_a_name(arguments.source):
+        _pull_artifact(store, arguments)
+        return
+    model = store.pull(
         arguments.source,
         progress=progress(),
         accept_license=arguments.accept_license,
@@ -153,15 +188,36 @@ def _pull(arguments: argparse.Namespace) -> None:
         print_table([_row(model)], headings=_HEADINGS)
 
 
+def _pull_artifact(store: ModelStore, arguments: argparse.Namespace) -> None:
+    if arguments.rename or arguments.task:
+        raise ConfigError(
+            "--as and --task are for single GGUF files; an artifact is known by its source and digest"
+        )
+    artifact = store.resolve(arguments.source, progress=progress())
+    store.require_license(artifact, accepted=arguments.accept_license or "")
+    path = store.fetch(artifact, progress=progress())
+    if arguments.json:
+        print_json({**msgspec.to_builtins(artifact), "path": str(path)})
+    else:
+        print_table([_artifact_row(artifact)], headings=_HEADINGS)
+
+
 def _list(arguments: argparse.Namespace) -> None:
     store = _store(arguments)
     stored = store.models()
     here = {model.name for model in stored}
     known = {name: entry for name, entry in store.catalog.items() if name not in here}
+    artifacts = [record.artifact for record in store.artifacts.records()]
     if arguments.json:
-        print_json([*map(_facts, stored), *(_known_facts(name, entry) for name, entry in known.items())])
+        print_json(
+            [
+                *map(_facts, stored),
+                *map(_artifact_facts, artifacts),
+                *(_known_facts(name, entry) for name, entry in known.items()),
+            ]
+        )
         return
-    rows = [_row(model) for model in stored]
+    rows = [_row(model) for model in stored] + [_artifact_row(artifact) for artifact in artifacts]
     rows += [
         (name, "no", _size(entry.size_bytes), entry.task.value, entry.license, entry.sha256[:12], entry.note)
         for name, entry in known.items()
@@ -170,9 +226,41 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _remove(arguments: argparse.Namespace) -> None:
-    _refuse_running(config.data_directory(arguments.data), arguments.name)
-    freed_bytes = _store(arguments).remove(arguments.name)
+    data = config.data_directory(arguments.data)
+    _refuse_running(data, arguments.name)
+    freed_bytes = open_store(data, config.ModelsConfig()).remove(arguments.name)
     print(f"removed {arguments.name}, {_size(freed_bytes)} freed")
+
+
+def _collect(arguments: argparse.Namespace) -> int:
+    store = open_store(config.data_directory(arguments.data), settings(arguments).models)
+    bytes_max = None if arguments.to is None else _bytes(arguments.to)
+    found = store.collect(bytes_max=bytes_max, is_trial=arguments.dry_run)
+    if arguments.json:
+        print_json(
+            {
+                "dry_run": arguments.dry_run,
+                "removed": [each._asdict() for each in found.gone],
+                "freed_bytes": found.freed_bytes,
+                "held_bytes": found.held_bytes,
+                "kept": [each._asdict() for each in found.kept],
+            }
+        )
+        return 0
+    would = "would be " if arguments.dry_run else ""
+    for gone in found.gone:
+        print(f"{would}removed: {gone.uri} ({gone.sha256[:12]}), last used {moments.utc(gone.used_s)}")
+    for kept in found.kept:
+        print(f"kept: {kept.uri}{': ' if kept.reasons else ''}{'; '.join(kept.reasons)}")
+    print(f"{_size(found.freed_bytes)} {would}freed, {_size(found.held_bytes)} held")
+    return 0
+
+
+def _bytes(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--to must be a size such as 20GB, 500MB or 0, got {text!r}")
+    return int(float(match[1]) * _UNITS[(match[2] or "B").upper()])
 
 
 def _refuse_running(data: Path, name: str) -> None:
@@ -214,6 +302,16 @@ def _row(model: StoredModel) -> tuple[str, ...]:
         model.sha256[:12],
         model.note,
     )
+
+
+def _artifact_row(artifact: Artifact) -> tuple[str, ...]:
+    note = f"{len(artifact.files)} files" if artifact.files else ""
+    license = artifact.license or licenses.UNKNOWN
+    return (artifact.uri, "yes", _size(artifact.size_bytes), "-", license, artifact.sha256[:12], note)
+
+
+def _artifact_facts(artifact: Artifact) -> dict[str, Any]:
+    return {"name": artifact.uri, "stored": True, **msgspec.to_builtins(artifact)}
 
 
 def _facts(model: StoredModel) -> dict[str, Any]:

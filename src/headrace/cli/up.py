@@ -173,6 +173,7 @@ def _settings(arguments: argparse.Namespace) -> config.Config:
 def _models(settings: config.Config, data: Path) -> list[StoredModel]:
     """The embedded engines' models, pulled if they aren't here yet."""
     store = open_store(data, settings.models)
+    store.collect()
     found = []
     for name, task in (
         (settings.engine.chat_model, Task.CHAT),

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,15 +17,20 @@ from headrace.policies.licenses import LicenseClaim
 from headrace.stores import gguf_file, model_card, sources
 from headrace.stores.downloads import Patience, Progress
 from headrace.stores.fetching import Fetcher
-from headrace.stores.objects import STORE_LOCK, ObjectStore, sha256_of, write_whole
+from headrace.stores.objects import STORE_LOCK, ObjectStore, drop_whole, sha256_of, write_whole
 from headrace.stores.places import Places
 from headrace.stores.sources import Offer, Source
 
 FILES_MAX = 10_000
 _PATH_BYTES_MAX = 1024
+_PREFIX_LENGTH_MIN = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # One part of a file's path: nothing that a file system or a list of digests reads in two ways.
 _PART = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]{1,255}")
+
+
+CheckSpace = Callable[[int, Progress], None]
+"""Makes room for that many bytes more, and raises ConfigError where there is none."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +54,14 @@ class ArtifactStore:
     """
 
     def __init__(
-        self, root: Path, objects: ObjectStore, *, clock: Clock, patience: Patience, places: Places
+        self,
+        root: Path,
+        objects: ObjectStore,
+        *,
+        clock: Clock,
+        patience: Patience,
+        places: Places,
+        check_space: CheckSpace,
     ) -> None:
         self._root = root
         self._objects = objects
@@ -58,16 +70,25 @@ class ArtifactStore:
         self._clock = clock
         self._patience = patience
         self._places = places
+        self._check_space = check_space
 
     def find(self, uri: str) -> Artifact | None:
         """What is here from that place."""
         return next((record.artifact for record in self.records() if record.artifact.uri == uri), None)
 
+    def matching(self, text: str) -> Record | None:
+        """The one from that place, or whose digest begins so. Raises ConfigError if several do."""
+        found = [record for record in self.records() if _is_meant(record.artifact, text)]
+        if len(found) > 1:
+            digests = ", ".join(record.artifact.sha256[:16] for record in found)
+            raise ConfigError(f"{text}: {len(found)} artifacts are meant ({digests}); say more of the digest")
+        return found[0] if found else None
+
     def path(self, artifact: Artifact) -> Path | None:
         """Where it lies, if it is here and as large as it should be; its bytes are not read again."""
         if self._read(artifact.sha256) is None:
             return None
-        for file in _files(artifact):
+        for file in files_of(artifact):
             blob = self._objects.path(file.sha256)
             if not blob.exists() or blob.stat().st_size != file.size_bytes:
                 return None
@@ -111,6 +132,13 @@ class ArtifactStore:
         except FileNotFoundError:
             pass  # removed this moment: whoever uses it has the file open, or fetches it again
 
+    def used_s(self, sha256: str) -> float:
+        """When it was used last, in Unix seconds."""
+        try:
+            return (self._records / f"{sha256}.json").stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     def records(self) -> list[Record]:
         """All that are here."""
         found = (self._read(path.stem) for path in sorted(self._records.glob("*.json")))
@@ -120,17 +148,17 @@ class ArtifactStore:
         """Reads every byte again; the paths of the files that are not what they should be."""
         return [
             file.path
-            for file in _files(artifact)
+            for file in files_of(artifact)
             if not (blob := self._objects.path(file.sha256)).exists() or sha256_of(blob) != file.sha256
         ]
 
     def blobs(self) -> set[str]:
         """The digests of all files that a record needs."""
-        return {file.sha256 for record in self.records() for file in _files(record.artifact)}
+        return {file.sha256 for record in self.records() for file in files_of(record.artifact)}
 
     def forget(self, sha256: str) -> None:
         """Removes its record, and its folder; its files go with the next sweep. The caller holds the store's lock."""
-        (self._records / f"{sha256}.json").unlink(missing_ok=True)
+        drop_whole(self._records / f"{sha256}.json")
         self.sweep_trees()
 
     def sweep_trees(self) -> None:
@@ -172,13 +200,13 @@ class ArtifactStore:
 
     def _known(self) -> dict[str, ArtifactFile]:
         """Files that are here, by where they came from: what is fixed there needs no second look."""
-        return {file.uri: file for record in self.records() for file in _files(record.artifact)}
+        return {file.uri: file for record in self.records() for file in files_of(record.artifact)}
 
     def _bring(self, artifact: Artifact, *, folder: Path, progress: Progress) -> None:
         fetcher = self._fetcher(folder, progress)
         staged: dict[str, Path] = {}
         claims: list[LicenseClaim] = []
-        for file in _files(artifact):
+        for file in files_of(artifact):
             path, said = self._stage(fetcher, file)
             if path.name != file.sha256:
                 raise UpstreamError(
@@ -194,7 +222,7 @@ class ArtifactStore:
         verdict = licenses.judge([*claims])
         files = [
             msgspec.structs.replace(file, size_bytes=staged[file.sha256].stat().st_size)
-            for file in _files(artifact)
+            for file in files_of(artifact)
         ]
         whole = msgspec.structs.replace(
             artifact,
@@ -214,12 +242,16 @@ class ArtifactStore:
     def _plant(self, artifact: Artifact) -> None:
         """A folder as engines want it: their names, leading to the blobs."""
         tree, draft = self._trees / artifact.sha256, self._trees / f".{artifact.sha256}.draft"
+        links = {
+            file.path: f"{'../' * (file.path.count('/') + 2)}blobs/sha256/{file.sha256}"
+            for file in artifact.files
+        }
+        if all((tree / path).is_symlink() and os.readlink(tree / path) == to for path, to in links.items()):
+            return
         shutil.rmtree(draft, ignore_errors=True)
-        for file in artifact.files:
-            link = draft / file.path
-            link.parent.mkdir(parents=True, exist_ok=True)
-            up = "../" * (file.path.count("/") + 2)
-            link.symlink_to(f"{up}blobs/sha256/{file.sha256}")
+        for path, to in links.items():
+            (draft / path).parent.mkdir(parents=True, exist_ok=True)
+            (draft / path).symlink_to(to)
         shutil.rmtree(tree, ignore_errors=True)
         draft.replace(tree)
 
@@ -230,11 +262,17 @@ class ArtifactStore:
             if target.exists():
                 return target, ()
             blob = self._objects.path(file.sha256)
-            if blob.exists() and sha256_of(blob) == file.sha256:
-                os.link(blob, target)  # a removal meanwhile takes the store's name, not this one
-                return target, ()
+            try:
+                if sha256_of(blob) == file.sha256:
+                    os.link(blob, target)  # a removal from now on takes the store's name, not this one
+                    return target, ()
+            except FileNotFoundError:
+                pass
         source = sources.parse(file.uri)
-        assert source is not None, "artifacts name places"
+        if source is None:
+            raise ConfigError(
+                f"{file.uri}: it was kept here alone and isn't here any more; apply its file again"
+            )
         fetched = fetcher.fetch(source, sha256=file.sha256)
         (path,) = fetched.files.values()
         # Linked rather than moved: what a later call of the fetcher finds under its own name isn't fetched again.
@@ -244,7 +282,13 @@ class ArtifactStore:
         return target, fetched.claims
 
     def _fetcher(self, folder: Path, progress: Progress) -> Fetcher:
-        return Fetcher(folder, self._objects.check_space, progress, self._patience, self._places)
+        return Fetcher(
+            folder,
+            lambda needed_bytes: self._check_space(needed_bytes, progress),
+            progress,
+            self._patience,
+            self._places,
+        )
 
     def _read(self, sha256: str) -> Record | None:
         if not _DIGEST.fullmatch(sha256):
@@ -260,7 +304,11 @@ class ArtifactStore:
             ) from error
 
 
-def _files(artifact: Artifact) -> Sequence[ArtifactFile]:
+def _is_meant(artifact: Artifact, text: str) -> bool:
+    return artifact.uri == text or (len(text) >= _PREFIX_LENGTH_MIN and artifact.sha256.startswith(text))
+
+
+def files_of(artifact: Artifact) -> Sequence[ArtifactFile]:
     """Its files, also where it is a single one."""
     if artifact.files:
         return artifact.files

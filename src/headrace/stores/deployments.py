@@ -136,18 +136,16 @@ class DeploymentStore:
                 return self.version(name, earlier.version)
         raise ConfigError(f"{name} has nothing to go back to: only version {wish.version} was ever wanted")
 
-    def pins(self) -> set[str]:
-        """SHA-256 of every artifact that may be needed at once: what is wanted, and what was last before it."""
-        kept: set[str] = set()
+    def within_reach(self) -> list[AppliedVersion]:
+        """Of each name what is wanted, and what was last before it: whatever they are made of may be needed at once."""
+        reached: list[AppliedVersion] = []
         for name, wish in self.wishes().items():
             numbers = [wish.version] if wish.version != REMOVED else []
             for earlier in reversed(self.history(name)):
                 if len(numbers) <= ROLLBACK_TARGETS and earlier.version not in (*numbers, REMOVED):
                     numbers.append(earlier.version)
-            for number in numbers:
-                artifacts = self.version(name, number).revision.artifacts().values()
-                kept |= {artifact.sha256 for artifact in artifacts if artifact.sha256}
-        return kept
+            reached += [self.version(name, number) for number in numbers]
+        return reached
 
     # What is done
 

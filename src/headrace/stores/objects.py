@@ -1,9 +1,11 @@
 """Where do large files live? Named by their SHA-256, visible only when whole, never changed in place."""
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,7 @@ class ObjectStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._blobs = root / "blobs" / "sha256"
+        self._staging = root / "staging"
 
     def path(self, sha256: str) -> Path:
         return self._blobs / sha256
@@ -41,6 +44,36 @@ class ObjectStore:
         _flush(self._blobs)
         return target
 
+    def blobs(self) -> dict[str, int]:
+        """All that are whole, with their bytes."""
+        found = self._blobs.iterdir() if self._blobs.is_dir() else ()
+        return {blob.name: blob.stat().st_size for blob in found}
+
+    def staged_bytes(self) -> int:
+        """What is on its way takes, without what is a blob too; a file with two names counts once."""
+        known = {blob.stat().st_ino for blob in self._blobs.iterdir()} if self._blobs.is_dir() else set()
+        sizes: dict[int, int] = {}
+        for path in self._staging.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # renamed by the pull that it belongs to
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_ino not in known:
+                    sizes[status.st_ino] = status.st_size
+        return sum(sizes.values())
+
+    def clear_stale(self, *, before_s: float, is_trial: bool) -> int:
+        """Drops what cut transfers left that nobody has gone on with since then; returns the bytes."""
+        freed_bytes = 0
+        for folder in list(self._staging.iterdir()) if self._staging.is_dir() else ():
+            with self.lock_if_free(folder.name) as is_ours:
+                files = [path.lstat() for path in (folder, *folder.rglob("*"))] if is_ours else []
+                if files and max(status.st_mtime for status in files) < before_s:
+                    freed_bytes += sum(
+                        {s.st_ino: s.st_size for s in files if stat.S_ISREG(s.st_mode)}.values()
+                    )
+                    if not is_trial:
+                        shutil.rmtree(folder, ignore_errors=True)
+        return freed_bytes
+
     def sweep(self, keep: set[str]) -> int:
         """Removes every blob that isn't in `keep`; returns the bytes freed."""
         freed_bytes = 0
@@ -52,15 +85,15 @@ class ObjectStore:
 
     def staging(self, name: str) -> Path:
         """The folder where work on `name` goes on, over several processes if need be."""
-        folder = self._root / "staging" / name
+        folder = self._staging / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def has_staging(self, name: str) -> bool:
-        return (self._root / "staging" / name).is_dir()
+        return (self._staging / name).is_dir()
 
     def clear_staging(self, name: str) -> None:
-        shutil.rmtree(self._root / "staging" / name, ignore_errors=True)
+        shutil.rmtree(self._staging / name, ignore_errors=True)
 
     @contextmanager
     def lock(self, name: str, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
@@ -80,6 +113,22 @@ class ObjectStore:
                     waiting()
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def lock_if_free(self, name: str) -> Iterator[bool]:
+        """The same without waiting; yields whether it is held."""
+        folder = self._root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            is_ours = True
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                is_ours = False
+            yield is_ours
         finally:
             os.close(descriptor)
 
@@ -109,6 +158,13 @@ def write_whole(path: Path, content: bytes) -> None:
     _flush(draft)
     draft.replace(path)
     _flush(path.parent)
+
+
+def drop_whole(path: Path) -> None:
+    """Removes a file so that nothing that is removed after it can be gone while it is still there, crash or not."""
+    if path.exists():
+        path.unlink()
+        _flush(path.parent)
 
 
 def _flush(path: Path) -> None:

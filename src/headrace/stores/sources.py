@@ -212,6 +212,12 @@ def is_fixed(source: Source) -> bool:
     assert_never(source)
 
 
+def can_be_had_again(uri: str) -> bool:
+    """Whether what is removed here can be fetched again from where it came from."""
+    source = parse(uri, must_exist=False)
+    return source is not None and not isinstance(source, PathSource)
+
+
 def is_folder(source: Source) -> bool:
     """Whether it names a set of files rather than one."""
     match source:
