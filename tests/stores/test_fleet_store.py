@@ -25,18 +25,20 @@ def store(database: Database, clock: ManualClock) -> FleetStore:
 def test_what_was_written_is_what_the_next_controller_finds(
     store: FleetStore, connect: Connect, clock: ManualClock
 ) -> None:
-    launched = store.next_launch(CHAT)
+    store.write(Change(replicas={CHAT.id: CHAT}))
+    generation, token = store.next_launch(CHAT.id, failures=2)
+    launched = CHAT._replace(generation=generation, token=token, failures=2)
     state = DeploymentRow("chat", 1, '{"stage": "stepping"}')
     store.write(
         Change(
-            replicas={launched.id: launched._replace(is_draining=True, failures=2)},
+            replicas={CHAT.id: CHAT._replace(is_draining=True, decided_s=15.0)},
             deployments={"chat": state},
             scales={("chat", 1): "{}", ("chat", 2): "[]"},
         )
     )
     other = FleetStore(connect(), clock=clock)
     assert other.take_lease("second") == 2
-    assert other.replicas() == [launched._replace(is_draining=True, failures=2)]
+    assert other.replicas() == [launched._replace(is_draining=True, decided_s=15.0)], "the launch is known"
     assert other.deployments() == {"chat": state}
     assert other.scales() == {("chat", 1): "{}", ("chat", 2): "[]"}
     other.write(
@@ -58,7 +60,7 @@ def test_a_controller_that_was_replaced_writes_nothing_any_more(
     change = Change(replicas={CHAT.id: CHAT}, decisions=[decision("scale", "chat", "load_up", {}, {})])
     for write in (
         lambda: store.write(change),
-        lambda: store.next_launch(CHAT),
+        lambda: store.next_launch(CHAT.id),
         lambda: store.note_start("sha256:1", {"load": 1.0}),
     ):
         with pytest.raises(LeaseLost, match=r"second has taken over \(epoch 2\)"):
@@ -79,13 +81,17 @@ def test_no_two_launches_have_a_generation_or_a_token_in_common(
     store: FleetStore, connect: Connect, clock: ManualClock
 ) -> None:
     """Also of different replicas, and of one that had the same id before."""
-    first, second = store.next_launch(CHAT), store.next_launch(CHAT)
+    store.write(Change(replicas={CHAT.id: CHAT}))
+    first, second = store.next_launch(CHAT.id), store.next_launch(CHAT.id)
     store.write(Change(replicas={CHAT.id: None}))
+    with pytest.raises(LookupError, match="no replica chat-0"):
+        store.next_launch(CHAT.id)
     other = FleetStore(connect(), clock=clock)
     other.take_lease("second")
-    third = other.next_launch(CHAT)
-    assert first.generation < second.generation < third.generation
-    assert len({each.token for each in (first, second, third)}) == 3
+    other.write(Change(replicas={CHAT.id: CHAT}))
+    third = other.next_launch(CHAT.id)
+    assert first[0] < second[0] < third[0]
+    assert len({token for _, token in (first, second, third)}) == 3
 
 
 def test_decisions_are_kept_as_they_were_and_the_oldest_of_each_kind_go(

@@ -1,21 +1,35 @@
-"""The control plane, put together: engines and upstreams kept true, and each change of them told and counted."""
+"""The control plane, put together: replicas and upstreams kept true, and each change of them told and counted."""
 
+import asyncio
+import contextlib
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.app.replica_news import ReplicaNews
+from headrace.app.supplier import ModelSupplier
 from headrace.config import Config, resolve_secret
-from headrace.control.launchers import Launcher, Lifeline
+from headrace.control.fleet import Before, Fleet
+from headrace.control.launchers import Launcher
+from headrace.control.lease import sole_controller
+from headrace.control.offers import Offers
 from headrace.control.reconciler import Reconciler, refuse_twins
-from headrace.control.replica import EngineSpec
-from headrace.control.status import ReplicaStatus, announcement
-from headrace.control.upstreams import Remembered
+from headrace.control.replica import Adopted, EngineLimits, EngineReplica, EngineSpec, Launches
+from headrace.control.status import ReplicaStatus
+from headrace.control.steering import AtOnce, FixedScale
+from headrace.control.upstreams import UNPINNED, Remembered
 from headrace.control.upstreams import Upstream as UpstreamServer
+from headrace.control.wanted import WantedVersions
 from headrace.core.clock import Clock
-from headrace.core.fleet import FleetSnapshot, ReplicaState
+from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.core.isolation import CacheIsolation
+from headrace.core.load import PlaneLoad
+from headrace.policies.restart import RestartPolicy
+from headrace.stores.deployments import open_deployments
+from headrace.stores.fleet import open_fleet
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
@@ -24,8 +38,11 @@ from headrace.telemetry.metrics import Metrics
 class ControlPlane:
     """Publishes what is offered, to one data plane or to many.
 
+    State: `_offers`, what the fleet offers, and `_servers`, what servers do that others run; together they are the snapshot.
+
     Args:
-        before: What an earlier one has published, and what is in force.
+        lifeline_fd: The reading end of the service's lifeline.
+        before: What an earlier controller of this service has left.
         remembered: What it knew of the upstreams.
         publish: Gets every new snapshot.
         found: Gets the id of a server that answers a probe after it had not answered one.
@@ -39,7 +56,8 @@ class ControlPlane:
         data: Path,
         models: Sequence[StoredModel],
         *,
-        before: FleetSnapshot,
+        lifeline_fd: int,
+        before: Before,
         remembered: Mapping[ReplicaId, Remembered],
         publish: Callable[[FleetSnapshot], None],
         found: Callable[[ReplicaId], None],
@@ -50,109 +68,156 @@ class ControlPlane:
         clock: Clock,
         chance: random.Random,
     ) -> None:
-        self._tell = tell
+        self._data = data
+        self._publish = publish
         self._changed = changed
-        self._metrics = metrics
         self._log = log
-        self._lifeline = Lifeline()
-        self._seen: dict[tuple[str, str], tuple[ReplicaState, int, bool]] = {}  # by replica and model
-        self._engines = frozenset(model.name for model in models)
+        self._clock = clock
+        self._chance = chance
+        self._news = ReplicaNews(
+            frozenset(model.name for model in models), tell=tell, metrics=metrics, log=log
+        )
+        self._supplier = ModelSupplier(config, data, models)
+        self._launcher = Launcher(
+            run=data / "run" / "replicas", logs=data / "logs", lifeline_fd=lifeline_fd, clock=clock
+        )
+        self._before = before
+        self._snapshot = before.snapshot
+        self._offers = Offers({}, {})
+        self._servers = _of_servers(before.snapshot)
+        self._fleet: Fleet | None = None
+        self._is_settled = False
+        self.epoch = 0
+        self.problem = ""
         self._reconciler = Reconciler(
-            [_engine_spec(config, model) for model in models],
+            [],
             _upstreams(config),
-            launcher=Launcher(
-                run=data / "run" / "replicas",
-                logs=data / "logs",
-                lifeline_fd=self._lifeline.reading_fd,
-                clock=clock,
-            ),
+            launcher=self._launcher,
             clock=clock,
             chance=chance,
-            publish=publish,
+            publish=self._servers_offer,
             observe=self._observed,
             found=found,
-            before=before,
+            before=self._servers,
             remembered=remembered,
         )
-        for status in self._reconciler.status():
-            if status.replica in remembered:  # told by who learned it
-                self._count(status)
-                self._is_news(status)
+        for status in (*self._reconciler.status(), *before.statuses.values()):
+            if status.replica in remembered or status.replica in before.statuses:  # told by who learned it
+                self._news.know(status)
 
     async def run(self) -> None:
-        """Until cancelled; then every engine is stopped within its grace."""
-        try:
-            await self._reconciler.run()
-        finally:
-            self._lifeline.close()
+        """Until cancelled; engines go on, unless `end` was called before. Waits until no other controller acts."""
+        async with sole_controller(self._data / "run"), contextlib.AsyncExitStack() as opened:
+            store = open_fleet(self._data, clock=self._clock)
+            opened.callback(store.close)
+            deployments = open_deployments(self._data, clock=self._clock, actor="controller")
+            opened.callback(deployments.close)
+            self.epoch = store.take_lease(f"pid {os.getpid()}")
+            self._fleet = Fleet(
+                wanted=WantedVersions(deployments, self._supplier.implicit()),
+                store=store,
+                supplier=self._supplier,
+                make=self._make,
+                launcher=self._launcher,
+                autoscaler=FixedScale(),
+                rollouts=AtOnce(),
+                before=self._before,
+                publish=self._fleet_offers,
+                observe=self._observed,
+                gone=self._gone,
+                failing=self._failing,
+                clock=self._clock,
+            )
+            await self._run_both(self._fleet)
+
+    async def _run_both(self, fleet: Fleet) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fleet.run(), name="fleet")
+            tasks.create_task(self._reconciler.run(), name="upstreams")
+
+    def end(self) -> None:
+        """The engines shall end when this is cancelled."""
+        if self._fleet is not None:
+            self._fleet.end()
+
+    def loaded(self, load: PlaneLoad) -> None:
+        """What the data planes do now, all together."""
+        if self._fleet is not None:
+            self._fleet.loaded(load)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what is offered."""
+        return self._is_settled
 
     def replicas(self) -> tuple[ReplicaStatus, ...]:
         """Every replica at this moment."""
-        return self._reconciler.status()
+        ours = () if self._fleet is None else self._fleet.statuses()
+        return (*ours, *self._reconciler.status())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every deployment as status shows it."""
+        return [] if self._fleet is None else self._fleet.rows()
 
     def remember(self) -> dict[ReplicaId, Remembered]:
         """What is known of the upstreams, for the next one in this one's place."""
         return self._reconciler.remember()
 
+    def _make(
+        self,
+        spec: EngineSpec,
+        id: ReplicaId,
+        *,
+        launches: Launches,
+        adopted: Adopted | None,
+        changed: Callable[[ReplicaStatus], None],
+    ) -> EngineReplica:
+        return EngineReplica(
+            spec,
+            id=id,
+            launches=launches,
+            adopted=adopted,
+            launcher=self._launcher,
+            clock=self._clock,
+            chance=self._chance,
+            limits=EngineLimits(),
+            restarts=RestartPolicy(),
+            changed=changed,
+        )
+
     def _observed(self, status: ReplicaStatus) -> None:
-        """A replica changed or was scraped: gauges, and for news a log line and a word to the terminal."""
-        self._count(status)
-        if self._is_news(status):
-            self._log_change(status)
-            if line := announcement(status, is_ours=status.deployment in self._engines):
-                self._tell(line)
+        self._news.take(status)
         self._changed()
 
-    def _count(self, status: ReplicaStatus) -> None:
-        metrics, labels = self._metrics, (status.deployment, status.replica)
-        metrics.replica_ready.labels(*labels).set(status.state is ReplicaState.READY)
-        metrics.replica_restarts.labels(*labels).set(status.restarts)
-        for family, gauge in (
-            (metrics.engine_requests_processing, "requests_processing"),
-            (metrics.engine_requests_deferred, "requests_deferred"),
-            (metrics.engine_prompt_tokens, "prompt_tokens_total"),
-            (metrics.engine_generated_tokens, "tokens_predicted_total"),
-            (metrics.engine_cached_tokens, "prompt_tokens_cached_total"),
-        ):
-            if gauge in status.gauges:
-                family.labels(*labels).set(status.gauges[gauge])
+    def _gone(self, status: ReplicaStatus) -> None:
+        self._news.forget(status)
+        self._changed()
 
-    def _is_news(self, status: ReplicaStatus) -> bool:
-        key = (status.replica, status.deployment)
-        # An engine that ended is first withdrawn, and only then is it known why; other reasons come and go untold.
-        is_explained = status.state is ReplicaState.PENDING and status.reason != ""
-        news = (status.state, status.generation, is_explained)
-        is_new = self._seen.get(key) != news
-        self._seen[key] = news
-        return is_new
+    def _failing(self, error: str) -> None:
+        self.problem = error
+        if error:
+            self._log.event("controller.failing", error=error)
+        self._changed()
 
-    def _log_change(self, status: ReplicaStatus) -> None:
-        facts: dict[str, Any] = {
-            "replica": status.replica,
-            "model": status.deployment,
-            "generation": status.generation,
-        }
-        match status.state:
-            case ReplicaState.STARTING:
-                self._log.event("replica.starting", **facts, pid=status.pid, restarts=status.restarts)
-            case ReplicaState.READY:
-                cold = status.cold_start
-                stages = (
-                    {}
-                    if cold is None
-                    else {"launch_s": cold.launch_s, "load_s": cold.load_s, "warm_s": cold.warm_s}
-                )
-                self._log.event("replica.ready", **facts, pid=status.pid, **stages)
-                for stage, seconds in stages.items():
-                    self._metrics.replica_cold_start_seconds.labels(
-                        status.deployment, status.replica, stage.removesuffix("_s")
-                    ).set(seconds)
-            case ReplicaState.FAILED:
-                self._log.event("replica.failed", **facts, reason=status.reason, restarts=status.restarts)
-            case ReplicaState.PENDING if status.reason:
-                self._log.event("replica.lost", **facts, reason=status.reason, restarts=status.restarts)
-            case _:
-                pass
+    def _fleet_offers(self, offers: Offers) -> int:
+        self._offers = offers
+        self._is_settled = True
+        return self._refresh()
+
+    def _servers_offer(self, servers: FleetSnapshot) -> None:
+        self._servers = servers
+        if self._is_settled:  # before, what is in force has engines that aren't known here yet
+            self._refresh()
+
+    def _refresh(self) -> int:
+        """Publishes what is offered now, if that is anything else. What was applied goes before a server's model of its name."""
+        deployments = self._servers.deployments | self._offers.deployments
+        routes = self._offers.routes
+        if (deployments, routes) != (self._snapshot.deployments, self._snapshot.routes):
+            self._snapshot = FleetSnapshot(self._snapshot.version + 1, deployments, routes)
+            self._publish(self._snapshot)
+            self._changed()
+        return self._snapshot.version
 
 
 def check(config: Config, models: Sequence[StoredModel]) -> None:
@@ -160,6 +225,12 @@ def check(config: Config, models: Sequence[StoredModel]) -> None:
     refuse_twins("engine", [model.name for model in models])
     for upstream in _upstreams(config):
         upstream.address()
+
+
+def _of_servers(snapshot: FleetSnapshot) -> FleetSnapshot:
+    """The part of it that servers offer which others run."""
+    offered = {key: each for key, each in snapshot.deployments.items() if each.revision == UNPINNED}
+    return FleetSnapshot(snapshot.version, offered)
 
 
 def _upstreams(config: Config) -> list[UpstreamServer]:
@@ -178,17 +249,3 @@ def _upstreams(config: Config) -> list[UpstreamServer]:
         )
         for index, upstream in enumerate(config.upstreams)
     ]
-
-
-def _engine_spec(config: Config, model: StoredModel) -> EngineSpec:
-    engine = config.engine
-    return EngineSpec(
-        deployment=model.name,
-        model_path=model.path,
-        model_sha256=model.sha256,
-        task=model.task,
-        slots=engine.slots,
-        context_tokens=engine.context_tokens,
-        threads=engine.threads,
-        location=engine.location or config.server.location,
-    )

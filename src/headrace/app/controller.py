@@ -3,7 +3,7 @@
     python -m headrace.app.controller
 
 Started by the service with one end of a socket pair as standard input. What it published stays in force while it is gone,
-and the next one goes on from it. It never outlives the service.
+and the next one goes on from it, with the engines that run. It never outlives the service; only `Stop` makes it end engines.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from headrace.app.control_plane import ControlPlane
 from headrace.app.controller_link import ControllerLink, Down
 from headrace.app.pair import VERSION, LinkLines
 from headrace.app.process import calm_the_collector, die_with_parent
+from headrace.control.fleet import Before
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, leaves
 from headrace.telemetry.logs import Log
@@ -74,7 +75,10 @@ class Controller:
             start.config,
             start.data,
             start.models,
-            before=start.snapshot,
+            lifeline_fd=start.lifeline_fd,
+            before=Before(
+                start.is_first, start.snapshot, {status.replica: status for status in start.replicas}
+            ),
             remembered=start.upstreams,
             publish=lambda snapshot: self._link.send(wire.Published(snapshot)),
             found=lambda replica: self._link.send(wire.Found(replica)),
@@ -92,7 +96,6 @@ class Controller:
                     tasks.create_task(plane.run(), name="control"),
                     tasks.create_task(self._report_regularly(log), name="reports"),
                 ]
-                self._changed()  # once all of it has begun: also with nothing to offer
                 await self._stop.wait()
                 for task in running:
                     task.cancel()
@@ -116,7 +119,12 @@ class Controller:
         match message:
             case wire.Start():
                 self._started.set_result(message)
+            case wire.Load(load):
+                if self._plane is not None:
+                    self._plane.loaded(load)
             case wire.Stop():
+                if self._plane is not None:
+                    self._plane.end()
                 self._end()
             case _:
                 assert_never(message)
@@ -135,9 +143,17 @@ class Controller:
 
     def _report(self) -> None:
         self._is_report_due = False
-        if self._plane is not None:
+        plane = self._plane
+        if plane is not None and plane.is_settled:
             self._link.send(
-                wire.Report(list(self._plane.replicas()), self._plane.remember(), state_of(self._metrics))
+                wire.Report(
+                    list(plane.replicas()),
+                    plane.remember(),
+                    state_of(self._metrics),
+                    plane.rows(),
+                    plane.epoch,
+                    plane.problem,
+                )
             )
 
 

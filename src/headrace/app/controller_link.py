@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from headrace.control.status import ReplicaStatus
 from headrace.control.upstreams import Remembered
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
+from headrace.core.load import PlaneLoad
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.merging import MetricsState
 
@@ -50,11 +52,14 @@ class Tell(msgspec.Struct, frozen=True, array_like=True, tag=64):
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag=65):
     """Up: the controller as it is now, after each change and every second. `upstreams` is what it knows of servers that others
-    run, which the next controller goes on from."""
+    run, which the next controller goes on from; `problem` is what it can't do at the moment."""
 
     replicas: list[ReplicaStatus]
     upstreams: dict[ReplicaId, Remembered]
     metrics: MetricsState
+    deployments: list[dict[str, Any]]
+    epoch: int
+    problem: str
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=70):
@@ -63,9 +68,18 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=70):
     config: Config
     data: Path
     models: list[StoredModel]
+    lifeline_fd: int
+    is_first: bool
     snapshot: FleetSnapshot
+    replicas: list[ReplicaStatus]
     upstreams: dict[ReplicaId, Remembered]
     metrics: MetricsState
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=72):
+    """Down: what all data planes together have to do, and how it fared so far."""
+
+    load: PlaneLoad
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=71):
@@ -73,7 +87,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=71):
 
 
 Up = Hello | Refused | Published | Found | Tell | Report | Line
-Down = Start | Stop
+Down = Start | Load | Stop
 
 ControllerLink = pair.Link[Up | Down]
 

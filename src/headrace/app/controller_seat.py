@@ -13,6 +13,7 @@ from headrace.app.controller_link import ControllerLink, Up
 from headrace.app.pair import VERSION, Line
 from headrace.app.process import how_it_ended
 from headrace.config import Config
+from headrace.control.launchers import Lifeline
 from headrace.control.status import ReplicaStatus
 from headrace.control.upstreams import Remembered
 from headrace.core.chance import Chance
@@ -20,6 +21,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import Deployment, FleetSnapshot, ReplicaState
 from headrace.core.ids import ReplicaId
+from headrace.core.load import PlaneLoad
 from headrace.policies.restart import RestartPolicy
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logs import Log
@@ -92,6 +94,11 @@ class ControllerSeat:
         self._replicas: list[ReplicaStatus] = []
         self._upstreams: dict[ReplicaId, Remembered] = {}
         self._counted: MetricsState = {}
+        self._rows: list[dict[str, Any]] = []
+        self._epoch = 0
+        self._problem = ""
+        self._lifeline = Lifeline()
+        self._is_first = True
         self.first_report = asyncio.Event()
 
     @property
@@ -102,6 +109,19 @@ class ControllerSeat:
     def replicas(self) -> Sequence[ReplicaStatus]:
         """Every replica as it was last reported."""
         return self._replicas
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every deployment that the controller keeps, as it was last reported."""
+        return self._rows
+
+    def loaded(self, load: PlaneLoad) -> None:
+        """What all data planes together have to do."""
+        if self._link is not None and self._is_up:
+            self._link.send(wire.Load(load))
+
+    def close(self) -> None:
+        """Every engine that is still there ends."""
+        self._lifeline.close()
 
     def counted(self) -> list[MetricsState]:
         """What all controllers have counted: each goes on from the one before."""
@@ -119,6 +139,8 @@ class ControllerSeat:
             "reason": self._reason,
             "is_behind": not self._is_up or silent_s > BEHIND_S,
             "silent_s": silent_s,
+            "epoch": self._epoch,
+            "problem": self._problem,
             "snapshot_version": self._snapshot.version,
         }
 
@@ -163,6 +185,7 @@ class ControllerSeat:
                 self._process = await asyncio.create_subprocess_exec(
                     *COMMAND,
                     stdin=theirs.fileno(),
+                    pass_fds=(self._lifeline.reading_fd,),
                     stdout=asyncio.subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C in a terminal is for the service, which drains first
                 )
@@ -228,8 +251,8 @@ class ControllerSeat:
                 self._log.relay(text)
             case wire.Tell(text):
                 self._tell(text)
-            case wire.Report(replicas, upstreams, counted):
-                self._reported(replicas, upstreams, counted)
+            case wire.Report():
+                self._reported(message)
             case wire.Hello(version):
                 self._welcome(version)
             case wire.Refused(text):
@@ -244,16 +267,27 @@ class ControllerSeat:
             return
         assert self._link is not None
         self._link.send(
-            wire.Start(self._config, self._data, self._models, self._snapshot, self._upstreams, self._counted)
+            wire.Start(
+                self._config,
+                self._data,
+                self._models,
+                self._lifeline.reading_fd,
+                self._is_first,
+                self._snapshot,
+                self._replicas,
+                self._upstreams,
+                self._counted,
+            )
         )
 
-    def _reported(
-        self, replicas: list[ReplicaStatus], upstreams: dict[ReplicaId, Remembered], counted: MetricsState
-    ) -> None:
-        self._replicas, self._upstreams, self._counted = replicas, upstreams, counted
+    def _reported(self, report: wire.Report) -> None:
+        self._replicas, self._upstreams = report.replicas, report.upstreams
+        self._counted, self._rows = report.metrics, report.deployments
+        self._epoch, self._problem = report.epoch, report.problem
+        self._is_first = False
         if not self._is_up:
             self._is_up, self._up_s = True, self._heard_s
         self.first_report.set()
-        if not self._was_ready and any(status.state is ReplicaState.READY for status in replicas):
+        if not self._was_ready and any(status.state is ReplicaState.READY for status in report.replicas):
             self._was_ready = True
             self._first_ready()

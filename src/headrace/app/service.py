@@ -43,6 +43,7 @@ from headrace.telemetry.strays import capture_strays
 
 ON_LOOP_LIMIT_S = 2.0
 FIRST_REPORT_S = 10.0
+LOAD_EVERY_S = 0.25
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
@@ -138,6 +139,7 @@ class Service:
                 running = [
                     tasks.create_task(self._control.run(), name="control"),
                     tasks.create_task(self._serve(), name="front"),
+                    tasks.create_task(self._tell_loads(), name="loads"),
                     tasks.create_task(self._issuers.run(), name="issuers"),
                     tasks.create_task(self._budgets.run(), name="budgets"),
                     tasks.create_task(self._reconciliation.run(), name="reconciliation"),
@@ -165,6 +167,7 @@ class Service:
             self._identity.close()
             self._prices.close()
             self._front.close()
+            self._control.close()
             (self._data / "run" / "service.json").unlink(missing_ok=True)
         self._log.event(
             "service.stopped", reason="signal", cut=cut, uptime_s=self._clock.now_s() - self._started_s
@@ -291,6 +294,12 @@ class Service:
             async with asyncio.timeout(FIRST_REPORT_S):
                 await self._control.first_report.wait()
         await self._front.run(opened=self._opened)
+
+    async def _tell_loads(self) -> None:
+        """The controller ends a replica once nobody uses it, and judges versions by how they fare."""
+        while True:
+            await asyncio.sleep(LOAD_EVERY_S)
+            self._control.loaded(self._front.load())
 
     async def _drain(self) -> int:
         server = self._config.server

@@ -7,7 +7,7 @@ from typing import Any
 import headrace
 from headrace.app.report import PlaneReport
 from headrace.control.status import ReplicaStatus
-from headrace.core.fleet import Deployment
+from headrace.core.fleet import Deployment, target_key
 from headrace.core.outcome import Outcome
 from headrace.policies.deployment import QueueView
 from headrace.policies.health import Circuit
@@ -68,14 +68,16 @@ def _deployments(
 ) -> list[dict[str, Any]]:
     """Each target with its queue and replicas."""
     rows: dict[str, list[dict[str, Any]]] = {key: [] for key in deployments}
+    names: dict[str, str] = {}
     slots = {
         (key, replica.id): replica.slots
         for key, deployment in deployments.items()
         for replica in deployment.replicas
     }
     for replica in replicas:
-        name = replica.deployment
-        rows.setdefault(name, []).append(_replica(replica, planes, slots.get((name, replica.replica), 0)))
+        key = target_key(replica.deployment, replica.version)
+        names[key] = replica.deployment if replica.version else ""
+        rows.setdefault(key, []).append(_replica(replica, planes, slots.get((key, replica.replica), 0)))
     known: list[dict[str, Any]] = [
         {
             "model": deployment.name,
@@ -90,11 +92,11 @@ def _deployments(
         }
         for key, deployment in deployments.items()
     ]
-    # Servers that have never answered, so that nobody knows what they offer.
+    # What isn't offered any more, but still works; and servers that have never answered, so that nobody knows what they offer.
     return known + [
         {
-            "model": None,
-            "target": None,
+            "model": names[key] or None,
+            "target": key if names[key] else None,
             "tasks": [],
             "revision": "",
             "ready": 0,
@@ -103,8 +105,8 @@ def _deployments(
             **_queue([]),
             "replicas": unknown,
         }
-        for name, unknown in rows.items()
-        if name not in deployments
+        for key, unknown in rows.items()
+        if key not in deployments
     ]
 
 
@@ -157,7 +159,7 @@ def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport], slots_max: in
         load
         for plane in planes
         for load in plane.loads
-        if (load.target, load.replica) == (status.deployment, status.replica)
+        if (load.target, load.replica) == (target_key(status.deployment, status.version), status.replica)
     ]
     cold = status.cold_start
     return {

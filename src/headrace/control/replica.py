@@ -190,12 +190,16 @@ class EngineReplica:
             self._go_on(adopted)
 
     @property
-    def version(self) -> int:
-        return self._spec.version
+    def slots(self) -> int:
+        return self._spec.slots
 
     def leave(self) -> None:
         """When it is cancelled, the engine runs on, for another controller to adopt it."""
         self._is_left = True
+
+    def end(self) -> None:
+        """The same with its end after all."""
+        self._is_left = False
 
     def status(self) -> ReplicaStatus:
         return ReplicaStatus(

@@ -18,12 +18,10 @@ import msgspec
 
 from headrace.control.status import ColdStart
 from headrace.core.deployments import AppliedVersion
-from headrace.core.fleet import Arm, ReplicaState, Route
+from headrace.core.fleet import PPM, Arm, ReplicaState, Route
 from headrace.core.ids import ReplicaId
 from headrace.core.load import TargetLoad
 from headrace.policies.decisions import Decision
-
-PPM = 1_000_000
 
 
 class ReplicaSeen(msgspec.Struct, frozen=True):
@@ -33,7 +31,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     Attributes:
         launched_s: When it was decided on.
         since_s: When it came into its state.
-        ready_s: Since when it is ready; None while it isn't.
+        ready_s: Since when it is ready; None while it isn't, and when it drains.
         in_flight: Requests that run on it, at all planes together.
         failures: Starts in a row that failed, or lives that ended soon.
         is_stuck: It gets nowhere: crash-looping, or a stage took longer than it may.
@@ -149,8 +147,8 @@ class Autoscaler(Protocol):
         """`kept` is "" for a version that was never asked about."""
         ...
 
-    def forget(self, key: str) -> None:
-        """That target is gone."""
+    def forget(self, name: str, version: int) -> None:
+        """That version has no replicas any more, and nobody wants it."""
         ...
 
 
@@ -161,6 +159,10 @@ class Rollouts(Protocol):
         self, seen: DeploymentSeen, scaled: Mapping[int, Scaled], kept: str, *, now_s: float, wall_s: float
     ) -> Steering:
         """`kept` is "" for a deployment that was never asked about."""
+        ...
+
+    def begun(self, accepted: int) -> str:
+        """The state of a deployment in which that version serves already: what headrace.toml offers has no rollout."""
         ...
 
     def versions(self, kept: str) -> frozenset[int]:
@@ -182,7 +184,7 @@ class FixedScale:
     def scale(self, target: TargetSeen, kept: str, *, now_s: float, wall_s: float) -> Scaled:
         return Scaled(kept, target.applied.spec.scale.min)
 
-    def forget(self, key: str) -> None:
+    def forget(self, name: str, version: int) -> None:
         """Nothing is known."""
 
 
@@ -208,6 +210,9 @@ class AtOnce:
             {version: Bounds() for version in {accepted, wanted}},
             is_news=is_news,
         )
+
+    def begun(self, accepted: int) -> str:
+        return str(accepted)
 
     def versions(self, kept: str) -> frozenset[int]:
         return frozenset((int(kept),)) if kept else frozenset()

@@ -17,6 +17,8 @@ from headrace.engines import tls
 from headrace.engines.openai_compatible import DIALECTS, dialect_of, isolated
 
 _PATH = re.compile(r"[!-~]*")
+# The revision of what others run: nobody knows what makes its answers.
+UNPINNED = "unpinned"
 EMBEDDING_MARKS = ("embed", "minilm", "bge-", "e5-", "gte-")
 
 
@@ -284,7 +286,7 @@ class UpstreamWatch:
             name=model.id,
             upstream_model=model.id,
             tasks=tasks_of(model.id),
-            revision="unpinned",
+            revision=UNPINNED,
             replicas=(replica,),
             context_tokens=model.context_tokens,
             vocabulary_tokens=model.vocabulary_tokens,

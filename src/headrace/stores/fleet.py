@@ -152,17 +152,22 @@ class FleetStore:
             for decision in change.decisions:
                 self._put_decision(decision)
 
-    def next_launch(self, replica: ReplicaRow) -> ReplicaRow:
-        """The same replica with a generation and a token that no launch had before; to be called before the launch."""
+    def next_launch(self, replica: ReplicaId, *, failures: int = 0) -> tuple[int, str]:
+        """Generation and token of a launch that is to begin, which none had before. Raises LookupError without its row."""
+        token = secrets.token_hex(16)
         with self._database.transaction():
             self._hold()
             row = self._database.row(
                 "UPDATE controller_lease SET generation = generation + 1 RETURNING generation"
             )
             assert row is not None, "there is a lease"
-            launched = replica._replace(generation=int(row[0]), token=secrets.token_hex(16))
-            self._put_replica(launched.id, launched)
-        return launched
+            found = self._database.execute(
+                "UPDATE replica SET generation = ?, token = ?, failures = ?, epoch = ? WHERE id = ?",
+                (row[0], token, failures, self.epoch, replica),
+            )
+            if not found:
+                raise LookupError(f"no replica {replica} is wanted")
+        return int(row[0]), token
 
     def note_start(self, digest: str, stages: Mapping[str, float]) -> None:
         """What a start took, by stage in seconds."""
@@ -214,12 +219,12 @@ class FleetStore:
         if replica is None:
             self._database.execute("DELETE FROM replica WHERE id = ?", (id_,))
             return
-        values = [int(value) if isinstance(value, bool) else value for value in (*replica, self.epoch)]
-        self._database.execute("DELETE FROM replica WHERE id = ?", (id_,))
+        # Generation and token are `next_launch`'s alone: a launch may have been under way when this was decided.
         self._database.execute(
             "INSERT INTO replica (id, deployment, version, generation, token, is_draining, decided_s, failures, epoch)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            values,
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET is_draining = excluded.is_draining,"
+            " decided_s = excluded.decided_s, epoch = excluded.epoch",
+            [int(value) if isinstance(value, bool) else value for value in (*replica, self.epoch)],
         )
 
     def _put_scale(self, name: str, version: int, scale: str | None) -> None:

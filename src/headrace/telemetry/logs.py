@@ -88,6 +88,10 @@ EVENTS: dict[str, Event] = {
         "A ready or starting replica ended or stopped answering; it will be started again.",
         (*_REPLICA, "pid", "reason", "exit_status", "restarts", "restart_in_s"),
     ),
+    "replica.draining": Event(
+        Level.INFO, "A replica gets no more requests; it ends when those in progress have.", _REPLICA
+    ),
+    "replica.stopped": Event(Level.INFO, "A replica has ended on purpose.", _REPLICA),
     "replica.failed": Event(
         Level.ERROR,
         "A replica doesn't get ready, or ends again and again; it is tried again, ever more slowly.",
@@ -239,6 +243,11 @@ EVENTS: dict[str, Event] = {
         "The controller ended although nobody asked it to, or was killed because it was stuck; it is started again."
         " What it published stays in force.",
         ("reason", "exit_status", "restarts", "restart_in_s"),
+    ),
+    "controller.failing": Event(
+        Level.ERROR,
+        "The controller can't keep what it decides, so nothing follows from it; what is in force stays. Said once.",
+        ("error",),
     ),
     "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
     "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),

@@ -1,0 +1,100 @@
+"""How does a version become something that can be started? What headrace.toml names is here; the rest is fetched by its digest."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.config import Config
+from headrace.control.replica import EngineSpec
+from headrace.core.deployments import (
+    AppliedVersion,
+    Artifact,
+    DeploymentSpec,
+    EngineArgs,
+    EngineKind,
+    Identity,
+)
+from headrace.core.deployments import Revision as FixedRevision
+from headrace.core.errors import ConfigError
+from headrace.engines.kinds import KINDS
+from headrace.stores.downloads import Silent
+from headrace.stores.registry import ModelStore, StoredModel
+
+
+class ModelSupplier:
+    """Engines of headrace.toml by what was stored at the start, applied ones by the artifacts of their revision.
+
+    State: `_models`, by name.
+    """
+
+    def __init__(self, config: Config, data: Path, models: Sequence[StoredModel]) -> None:
+        self._config = config
+        self._store = ModelStore(data / "models")
+        self._models = {model.name: model for model in models}
+
+    def implicit(self) -> dict[str, AppliedVersion]:
+        """What headrace.toml offers, as versions that nobody applied."""
+        return {model.name: self._implicit(model) for model in self._models.values()}
+
+    async def prepare(self, applied: AppliedVersion) -> EngineSpec:
+        """Fetches what isn't here. Raises ConfigError."""
+        if applied.version == 0:
+            return self._engine_spec(self._models[applied.name])
+        revision, location = applied.revision, applied.spec.deployment.location
+        if revision.engine not in KINDS:
+            raise ConfigError(f"engine {revision.engine}: nothing here starts it")
+        kind, args = KINDS[revision.engine], revision.args
+        weights = Path()
+        if revision.weights is not None:
+            weights = await asyncio.to_thread(self._store.fetch, revision.weights, progress=Silent())
+        is_embedded = revision.engine is EngineKind.EMBEDDED
+        return EngineSpec(
+            deployment=applied.name,
+            model_path=weights,
+            model_sha256="" if revision.weights is None else revision.weights.sha256,
+            task=revision.task,
+            slots=args.slots or (self._config.engine.slots if is_embedded else kind.slots),
+            context_tokens=args.context_tokens or (self._config.engine.context_tokens if is_embedded else 0),
+            threads=args.threads or 0,
+            location=location or self._config.server.location,
+            engine=revision.engine,
+            version=applied.version,
+            digest=revision.digest,
+            args=args,
+        )
+
+    def _implicit(self, model: StoredModel) -> AppliedVersion:
+        engine = self._config.engine
+        return AppliedVersion(
+            name=model.name,
+            version=0,
+            spec=DeploymentSpec(
+                Identity(
+                    model.name,
+                    EngineKind.EMBEDDED,
+                    task=model.task,
+                    location=engine.location or self._config.server.location,
+                )
+            ),
+            revision=FixedRevision(
+                model.task,
+                EngineKind.EMBEDDED,
+                weights=Artifact(model.source, sha256=model.sha256, size_bytes=model.size_bytes),
+                args=EngineArgs(slots=engine.slots, context_tokens=engine.context_tokens),
+            ),
+            applied_s=0.0,
+            actor="headrace.toml",
+        )
+
+    def _engine_spec(self, model: StoredModel) -> EngineSpec:
+        engine = self._config.engine
+        return EngineSpec(
+            deployment=model.name,
+            model_path=model.path,
+            model_sha256=model.sha256,
+            task=model.task,
+            slots=engine.slots,
+            context_tokens=engine.context_tokens,
+            threads=engine.threads,
+            location=engine.location or self._config.server.location,
+        )
