@@ -218,6 +218,27 @@ def test_a_template_is_kept_with_its_version_and_checked(desk: Desk) -> None:
     assert "SHA-256 of chat.jinja is " in plan.refusals[0]
 
 
+# Gates
+
+
+def quality(named: str, min_delta: float) -> str:
+    return scripted(more=f'[[rollout.gate]]\nmetric = "quality:{named}"\nmin_delta = {min_delta}\n')
+
+
+def test_a_gate_without_its_acceptance_set_is_refused(desk: Desk) -> None:
+    """A3: the gate of a rollout is met on cases that nobody tuned on, or not at all."""
+    (plan,) = desk.plan(quality("document-asistant", -0.1))
+    assert "`rollout.gate[0].metric`: no set of cases 'document-asistant' (acceptance)" in plan.refusals[0]
+
+
+def test_a_gate_that_too_few_cases_could_ever_meet_is_a_warning(desk: Desk) -> None:
+    (plan,) = desk.plan(quality("document-assistant", -0.01))
+    assert plan.refusals == ()
+    assert "can't be shown with the 20 cases of document-assistant" in plan.warnings[-1]
+    (enough,) = desk.plan(quality("document-assistant", -0.2))
+    assert enough.warnings == ()
+
+
 # Capacity and cold starts
 
 

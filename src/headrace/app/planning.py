@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.app import gates
 from headrace.app.resolving import Resolved, exact_args, path_of, resolve, template_bytes
 from headrace.config import Config
 from headrace.config.deployments import DeploymentFile
@@ -172,6 +173,7 @@ class Planner:
         refusals += planning.refuse_place(spec, machine)
         refusals += planning.refuse_deadline(spec, deadline_max_s=self._config.request.deadline_max_s)
         refusals += planning.refuse_context(architecture, args.context_tokens or 0)
+        refusals += gates.refusals(spec, self._data)
         if revision is not None and not spec.shape.gpus:
             memory = self._memory(spec, revision, architecture)
             fit = self._fit(spec, memory, current, all_specs, machine)
@@ -191,7 +193,11 @@ class Planner:
             fit=fit,
             capacity=self._capacity(spec, revision, args),
             cost=planning.cost(spec),
-            warnings=(*file.warnings, *planning.warn(spec, fit, memory, cold_start_s=cold_start_s)),
+            warnings=(
+                *file.warnings,
+                *planning.warn(spec, fit, memory, cold_start_s=cold_start_s),
+                *gates.warnings(spec, self._data),
+            ),
             refusals=tuple(refusals),
         )
 

@@ -26,6 +26,7 @@ AMOUNTS = ("replica_hour", "per_day")
 QUALITY = "quality:"
 GAIN_SANE = 2.0
 
+_TAIL = re.compile(r"(ttft|itl|total)_p[1-9][0-9]?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REGISTRY = re.compile(r"mlflow:models:/.+")
 
@@ -193,7 +194,7 @@ def _rollout(terms: RolloutTerms) -> Iterator[str]:
 
 def _gate(key: str, gate: Gate) -> Iterator[str]:
     is_quality = gate.metric.startswith(QUALITY) and len(gate.metric) > len(QUALITY)
-    if gate.metric not in METRICS and not is_quality:
+    if gate.metric not in METRICS and not is_quality and not _TAIL.fullmatch(gate.metric):
         yield f"`{key}.metric` must be one of {', '.join(METRICS)} or {QUALITY}SET, got {gate.metric!r}"
     relative = [name for name in ("max_ratio", "max_delta", "min_delta") if getattr(gate, name) is not None]
     absolute = [name for name in ("max", "min") if getattr(gate, name) is not None]

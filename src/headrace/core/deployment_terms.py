@@ -227,7 +227,7 @@ class Gate(Section, frozen=True):
     """One condition that a candidate must meet. At least one bound is given.
 
     Attributes:
-        metric: "failure_rate", "ttft_p95", "itl_p95", "total_p95", "cost_per_request", "cost_per_qualified_result",
+        metric: "failure_rate", "ttft_p95", "itl_p95", "total_p95" or another quantile, "cost_per_request", "cost_per_qualified_result",
             "agreement" (of mirrored answers), or "quality:SET" with an acceptance set.
         compare: "control" with the accepted version during the same time, "absolute" with the bounds alone.
         max_ratio, max_delta, min_delta: Against the accepted version: at most that many times, above, below it.
