@@ -13,8 +13,9 @@ import pytest
 
 from headrace.evidence import cases
 from headrace.policies.quality import SetKind
-from tests.evidence.rig import ANSWERS, evaluate, ids, own_set, report, revision
+from tests.evidence.rig import ANSWERS, evaluate, ids, own_set, report, revision, table
 from tests.support.echo_replica import echo_replica
+from tests.support.provider import provider
 from tests.support.scripted import scripted_engine
 
 ACCEPTANCE = ("--cases", "document-assistant", "--set", "acceptance")
@@ -40,7 +41,7 @@ def test_a_model_is_measured_by_language_and_category_and_the_use_of_an_acceptan
         done = evaluate(
             tmp_path, *ACCEPTANCE, "--model", "chat@v4", "--url", engine.url, "--json", "--for", "a test"
         )
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.returncode == 0, done.stderr
     found = report(done)
     assert found["verdict"] is None
     assert found["candidate"]["tally"] == {"right": 18, "wrong": 2, "errors": 0}
@@ -64,7 +65,7 @@ def test_nothing_of_a_sealed_case_is_shown_until_it_is_unsealed_which_is_recorde
         sealed = [evaluate(tmp_path, *asked, *options) for options in ((), ("--list",), ("--json",))]
         unsealed = [evaluate(tmp_path, *asked, "--unseal", *options) for options in ((), ("--json",))]
     for done in sealed:
-        shown = (done.stdout + done.stderr).decode()
+        shown = done.stdout + done.stderr
         for case in own_set(SetKind.ACCEPTANCE).cases:
             for text in (
                 case.id,
@@ -73,7 +74,7 @@ def test_nothing_of_a_sealed_case_is_shown_until_it_is_unsealed_which_is_recorde
                 *(p.text for p in case.passages),
             ):
                 assert text not in shown
-    assert "en-leave-carry" in unsealed[0].stdout.decode()
+    assert "en-leave-carry" in unsealed[0].stdout
     assert len(report(unsealed[1])["cases"]) == 20
     begins = [facts for action, _, facts in audit(tmp_path) if action == "acceptance.begin"]
     assert [facts["is_unsealed"] for facts in begins] == [False, False, False, True, True]
@@ -84,7 +85,7 @@ def test_a_tuning_set_is_open_and_its_use_leaves_no_record(tmp_path: Path) -> No
         asked = ("--cases", "document-assistant", "--model", "chat@v4", "--url", engine.url)
         listed = evaluate(tmp_path, *asked, "--list")
         found = report(evaluate(tmp_path, *asked, "--json"))
-    assert "You may keep it for 7 days [2]. (wrong_number" in listed.stdout.decode()
+    assert "You may keep it for 7 days [2]. (wrong_number" in listed.stdout
     wrong = [case["id"] for case in found["cases"] if case["candidate"] == "wrong"]
     assert wrong == ["en-library-loan"]
     assert not (tmp_path / "headrace.db").exists()
@@ -94,7 +95,7 @@ def test_an_acceptance_set_is_not_used_by_mistake(tmp_path: Path) -> None:
     path = str(cases.OWN_SETS / "document-assistant" / "acceptance.jsonl")
     done = evaluate(tmp_path, "--cases", path, "--model", "m", "--url", "http://127.0.0.1:1")
     assert done.returncode == 2
-    assert b"--set acceptance" in done.stderr
+    assert "--set acceptance" in done.stderr
 
 
 def test_where_the_use_cannot_be_recorded_nothing_is_asked(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_the_table_names_what_went_wrong_and_ends_with_the_verdict(tmp_path: Pat
             "--floor",
             "0.5",
         )
-    shown = done.stdout.decode()
+    shown = done.stdout
     assert done.returncode == 0
     assert "tuning set document-assistant, version 1, 20 cases" in shown
     assert "chat@v4, wrong: wrong_number 1" in shown
@@ -137,7 +138,7 @@ def test_the_table_names_what_went_wrong_and_ends_with_the_verdict(tmp_path: Pat
         .splitlines()[-1]
         .startswith("pass: chat@v4 18 of 19 right, 1 not answered; at least 50.0% right: shown")
     )
-    assert b"20 of 20 answers" in done.stderr
+    assert "20 of 20 answers" in done.stderr
 
 
 def test_what_is_not_answered_in_time_is_an_error_and_the_run_ends(tmp_path: Path) -> None:
@@ -164,28 +165,47 @@ def test_a_server_that_is_not_there_is_an_error_and_never_a_wrong_answer(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--cases", "document-assistant", "--url", "http://127.0.0.1:1"), b"--model"),
-        (("--cases", "document-assistant", "--model", "m"), b"--url"),
-        (("--cases", "nothing", "--model", "m", "--url", "http://127.0.0.1:1"), b"document-assistant"),
-        (("--cases", "document-assistant", "--model", "m", "--url", "ftp://x"), b"http://HOST:PORT"),
-        (("--cases", "document-assistant", "--model", "m", "--url", "http://x:99999"), b"--url"),
+        (("--cases", "document-assistant", "--url", "http://127.0.0.1:1"), "--model"),
+        (("--cases", "document-assistant", "--model", "m"), "--url"),
+        (("--cases", "nothing", "--model", "m", "--url", "http://127.0.0.1:1"), "document-assistant"),
+        (("--cases", "document-assistant", "--model", "m", "--url", "ftp://x"), "http://HOST:PORT"),
+        (("--cases", "document-assistant", "--model", "m", "--url", "http://x:99999"), "--url"),
         (
             ("--cases", "document-assistant", "--model", "m", "--url", "http://x", "--key", "secret"),
-            b"env:NAME",
+            "env:NAME",
         ),
-        (("--cases", "document-assistant", "--model", "m", "--url", "http://x", "--alpha", "2"), b"--alpha"),
+        (("--cases", "document-assistant", "--model", "m", "--url", "http://x", "--alpha", "2"), "--alpha"),
         (
             ("--cases", "document-assistant", "--model", "m", "--url", "http://x", "--deadline", "x"),
-            b"--deadline",
+            "--deadline",
         ),
     ],
 )
 def test_what_the_operator_must_change_is_named(
-    tmp_path: Path, arguments: tuple[str, ...], words: bytes
+    tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     done = evaluate(tmp_path, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_a_model_is_evaluated_through_headrace_as_a_customer_sees_it(tmp_path: Path) -> None:
+    """The revision that the service names is the one in the report, and the requests are in the ledger of the key's tenant."""
+    answers = table(SetKind.TUNING, bad=["en-library-loan"])
+    with (
+        scripted_engine(answers=answers, models=("chat",)) as engine,
+        provider(upstreams=[engine.url]) as service,
+    ):
+        (tmp_path / "key").write_text(service.key("evaluation"))
+        asked = ("--cases", "document-assistant", "--key", f"file:{tmp_path / 'key'}", "--json")
+        url = f"http://127.0.0.1:{service.port}"
+        found = report(evaluate(tmp_path, *asked, "--model", "chat", "--url", url))["candidate"]
+        unknown = report(evaluate(tmp_path, *asked, "--model", "chat@v9", "--url", f"{url}/v1"))["candidate"]
+    assert found["tally"] == {"right": 19, "wrong": 1, "errors": 0}
+    assert len(found["revisions"]) == 1
+    assert found["revisions"][0]
+    assert unknown["tally"]["errors"] == 20
+    assert list(unknown["errors"]) == ["404 model_not_found"]
 
 
 def judged_set(folder: Path) -> str:
@@ -216,7 +236,7 @@ def test_what_no_rule_can_tell_a_judge_model_is_asked(
         found = report(evaluate(tmp_path, *asked, "--judge", "judge"))
         other = evaluate(tmp_path, *asked, "--judge", "judge", "--judge-revision", "sha256:1")
     assert unjudged.returncode == 2
-    assert b"--judge" in unjudged.stderr
+    assert "--judge" in unjudged.stderr
     assert tuple(found["candidate"]["tally"][mark] for mark in ("right", "wrong", "errors")) == tally
     assert found["judge"].startswith("judge")
     if opinion != "Well, that depends":

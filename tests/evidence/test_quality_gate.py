@@ -10,10 +10,11 @@ from headrace.core.verdicts import Reason, Verdict
 from headrace.policies import quality_gate
 from headrace.policies.quality import SetKind
 from headrace.policies.quality_gate import GateResult, GateRun
-from tests.evidence.rig import EVAL_LIMIT_S, ids, revision
+from tests.evidence.rig import ids, revision
 from tests.support.scripted import ScriptedEngine
 
 pytestmark = pytest.mark.slow
+EVAL_LIMIT_S = 200.0
 
 
 def judged(data: Path, candidate: ScriptedEngine, *, margin: float = 0.15, **terms: float) -> GateResult:
