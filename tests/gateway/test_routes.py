@@ -235,3 +235,32 @@ def test_the_counts_of_all_planes_and_of_metrics_are_those_of_the_callers(rig: R
         assert load.ttft.count == load.total.count == load.queue_wait.count == load.delivered
     assert rig.provider.metric("headrace_requests_total", model=NAME) == ended + 20
     assert rig.provider.metric("headrace_ttft_seconds_count", model=NAME) == seen + 20
+
+
+def test_we_ourselves_may_ask_for_a_revision_that_callers_can_not(rig: RoutedRig) -> None:
+    """Before a canary gets anybody's requests, and one that is kept warm. It costs nothing, and is recorded all the same."""
+    rig.set_prices()
+    key = (rig.provider.data / "run" / "system.key").read_text()
+    wait_until(lambda: rig.record(ask(rig)).price_version, what="the prices to be in force")
+    answer = ask(rig, key=key)
+    assert version(answer) == 1, "by the name, as callers"
+    answer = rig.ask(model=f"{NAME}@v2", key=key)
+    assert_delivered(answer, text=words(3))
+    assert version(answer) == 2
+    record = rig.record(answer)
+    assert (record.tenant, record.model, record.revision) == ("headrace-system", NAME, "sha256:2")
+    assert (record.price_version, record.charge_pico, record.completion_tokens) == ("", 0, 3)
+    rig.engines[1].set_faults("error:500")
+    failed = rig.ask(model=f"{NAME}@v2", key=key)
+    assert failed.status == 502, "what is asked of one revision is not answered by another"
+    gone = rig.ask(model=f"{NAME}@v7", key=key)
+    assert error_of(gone)["code"] == "model_not_found"
+
+
+def test_the_key_of_the_service_is_nobodys_but_its_owners(rig: RoutedRig) -> None:
+    file = rig.provider.data / "run" / "system.key"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "headrace-system" not in rig.provider.cli("tenants", "list").stdout
+    refused = rig.provider.cli("tenants", "create", "headrace-system", check=False)
+    assert (refused.returncode, "reserved" in refused.stderr) == (2, True)
+    assert rig.provider.status()["keys"]["count"] == 1

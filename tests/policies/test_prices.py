@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.prices import EVERY_MODEL, EVERY_TENANT, Item, Price, rates_of
+from headrace.core.tenant import SYSTEM_TENANT
 from headrace.policies import prices
 from headrace.policies.prices import PriceBook
 
@@ -84,3 +85,9 @@ def test_what_is_entered_for_later_changes_nothing_before(
         for n, (selector, at, w) in enumerate(later, start=len(book) + 1)
     ]
     assert found(PriceBook(book), wall_s=wall_s) == found(PriceBook(book + more), wall_s=wall_s)
+
+
+def test_what_we_ask_ourselves_costs_nothing_whatever_everybody_pays() -> None:
+    book = PriceBook([price(1, "", "*", from_s=0), price(2, SYSTEM_TENANT, "m", from_s=0)])
+    assert found(book) == "p1"
+    assert found(book, tenant=SYSTEM_TENANT) is None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.app import system_key
 from headrace.app.budgets import limits_of
 from headrace.app.gateway_parts import Lender, Records, build_gateway
 from headrace.app.report import LoadReport, PlaneReport
@@ -76,6 +77,7 @@ class DataPlane:
         self._prices = prices.open_served(data, clock=clock)
         secret = pepper.load(data / pepper.NAME)
         partitions = CachePartitions(secret, rotation=config.prefix_cache.salt_rotation)
+        self._own_key = system_key.entry(data, secret, partitions)
         self._auth = Authenticator(
             secret,
             tokens=_tokens(
@@ -97,7 +99,7 @@ class DataPlane:
             chance=chance,
             lender=lender,
         )
-        self._keys_revision = 0
+        self._keys_revision = self._key_count = 0
         self._known: set[TenantId] = set()
         self._gateway.keys_are_stale = self._are_keys_stale()
         self._gateway.usage.prices = self._prices.book()
@@ -166,6 +168,7 @@ class DataPlane:
     def _take_uses(self) -> dict[KeyId, float]:
         """When which key was used since this was last asked, in Unix seconds."""
         uses, self._gateway.uses = self._gateway.uses, {}
+        uses.pop(system_key.KEY_ID, None)  # no key of the store's
         to_wall_s = self._clock.wall_s() - self._clock.now_s()
         return {key_id: moment_s + to_wall_s for key_id, moment_s in uses.items()}
 
@@ -188,7 +191,8 @@ class DataPlane:
     def _go_by(self, ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> None:
         for problem in self._tenants.unreadable:
             self._log.event("keys.failing", error=problem)
-        self._auth.replace(ring, tenants)
+        self._auth.replace({**ring, **self._own_key}, tenants)
+        self._key_count = len(ring)
         self._forget_gone({entry.principal.tenant for entry in ring.values()} | tenants.keys())
         self._keys_revision = self._tenants.ring_revision
         self._gateway.reservations.go_by(self._quotas(ring, tenants), revision=self._keys_revision)
@@ -233,7 +237,7 @@ class DataPlane:
 
     @property
     def key_count(self) -> int:
-        return self._auth.key_count
+        return self._key_count
 
     async def drain(self) -> int:
         """Takes no new work, waits for what is in progress, cuts what lasts too long; returns how many were cut."""
@@ -292,7 +296,7 @@ class DataPlane:
                 )
                 for target, load in dispatch.loads()
             ],
-            key_count=self._auth.key_count,
+            key_count=self._key_count,
             keys_revision=self._keys_revision,
             pressure=self._ladder.verdict.level,
             pressure_reason=self._ladder.verdict.reason,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import headrace
-from headrace.app import admin, control_plane
+from headrace.app import admin, control_plane, system_key
 from headrace.app.budgets import begin_budgets
 from headrace.app.central import Central
 from headrace.app.controller_seat import ControllerSeat
@@ -98,6 +98,7 @@ class Service:
         )
         control_plane.check(config, models)
         opening.prepare(data, config.stores.database)
+        system_key.renew(data)
         self._central = self._begin_central()
         self._ledger.start(journals(data))
         self._budgets = begin_budgets(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from headrace.core.prices import EVERY_MODEL, EVERY_TENANT, Price
+from headrace.core.tenant import SYSTEM_TENANT
 
 _TIMELINES_MAX = 65_536
 
@@ -29,7 +30,7 @@ class PriceBook:
         return len(self._by_name)
 
     def find(self, tenant: str, model: str, *, wall_s: float) -> Price | None:
-        """The price of a request that arrived at that Unix time; None where none is set."""
+        """The price of a request that arrived at that Unix time; None where none is set, and for our own requests."""
         timeline = self._timelines.get((tenant, model))
         if timeline is None:
             timeline = self._work_out(tenant, model)
@@ -52,6 +53,8 @@ class PriceBook:
                 (EVERY_TENANT, EVERY_MODEL),
             )
         ]
+        if tenant == SYSTEM_TENANT:
+            levels = []
         moments = sorted({price.valid_from_s for level in levels for price in level}, reverse=True)
         timeline = tuple((moment_s, _best(levels, moment_s)) for moment_s in moments)
         if len(self._timelines) >= _TIMELINES_MAX:

@@ -12,7 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.roles import Role
-from headrace.core.tenant import Principal, TenantLimits
+from headrace.core.tenant import SYSTEM_TENANT, Principal, TenantLimits
 from headrace.stores import (
     admins,
     audit,
@@ -95,6 +95,8 @@ class TenantStore:
             raise ConfigError(
                 f"tenant name {name!r}: 1 to 63 of a-z, 0-9 and `-`, beginning with a letter or a digit"
             )
+        if name == SYSTEM_TENANT:
+            raise ConfigError(f"tenant name {name!r}: it is reserved for the service's own requests")
         with self._database.transaction():
             if tenant_rows.exists(self._database, name):
                 raise ConfigError(
