@@ -2,6 +2,10 @@
 
 import hashlib
 import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,7 @@ import pytest
 from headrace.cli.main import main
 from headrace.stores.gguf_file import Value
 from tests.support.models import shared_root, shared_store
-from tests.support.provider import Provider, provider
+from tests.support.provider import Provider, provider, wait_until
 from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -247,3 +251,59 @@ def _through_the_service(service: Provider, file: Path) -> None:
     assert "removed" in service.cli("deployments", "remove", "demo").stderr
     actors = {entry["actor"] for entry in json.loads(service.cli("audit", "list", "--json").stdout)}
     assert actors == {"admin:owner"}
+
+
+NO_MODELS = '[engine]\nchat_model = ""\nembedding_model = ""\n'
+QUESTION = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def revision_of(service: Provider, key: str) -> tuple[int, str]:
+    status, headers, _ = service.post("/v1/chat/completions", QUESTION, key=key)
+    return status, headers.get("x-headrace-model-revision", "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_what_is_applied_answers_under_its_digest_until_it_is_rolled_back_or_removed(tmp_path: Path) -> None:
+    """E1: the digest of the applied version stands in every answer and every usage record."""
+    file = tmp_path / "demo.toml"
+    with provider(config=NO_MODELS, ready=False) as service:
+        key, digests = service.key(), []
+        for ttft_ms in ("1", "2"):
+            file.write_text(SCRIPTED.replace("200", ttft_ms) + "[rollout]\nstrategy = 'bluegreen'\n")
+            applied = json.loads(service.cli("apply", str(file), "--wait", "--json").stdout)["applied"][0]
+            digests.append(applied["digest"])
+            assert revision_of(service, key) == (200, applied["digest"])
+        service.cli("rollback", "demo", "--wait")
+        assert revision_of(service, key) == (200, digests[0])
+        service.cli("deployments", "remove", "demo")
+        wait_until(lambda: revision_of(service, key)[0] == 404, what="the name to be gone")
+        with closing(sqlite3.connect(service.data / "headrace.db")) as database:
+            used = database.execute("SELECT DISTINCT revision FROM usage").fetchall()
+        assert {digest for (digest,) in used} == set(digests)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_who_waits_for_a_version_that_will_never_serve_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "demo.toml"
+    file.write_text(SCRIPTED.replace("slots = 8", "load_s = 600"))
+    with provider(config=NO_MODELS, ready=False) as service:
+        command = [
+            sys.executable,
+            "-m",
+            "headrace",
+            "apply",
+            str(file),
+            "--wait",
+            "--data",
+            str(service.data),
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as waiting:
+            wait_until(lambda: json.loads(service.cli("deployments", "list", "--json").stdout))
+            service.cli("deployments", "remove", "demo")
+            assert waiting.stderr is not None
+            told = waiting.stderr.read()
+        assert (waiting.returncode, "version 1 does not serve: it was removed" in told) == (1, True), told
