@@ -1,5 +1,6 @@
 """A plan counts what else is on the machine, what the old version has, and what requests took so far."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -211,6 +212,9 @@ def test_a_template_is_kept_with_its_version_and_checked(desk: Desk) -> None:
     assert first.revision.template is not None
     kept = desk.models.artifacts.path(first.revision.template)
     assert kept is not None
+    assert kept.read_text() == "{{ one }}"
+    shutil.rmtree(desk.data / "models")  # a directory that came back from a backup has no models
+    desk.planner.rollback("chat", 1)
     assert kept.read_text() == "{{ one }}"
     (plan,) = desk.plan(
         embedded(weights, f"{name}sha256 = '{'0' * 64}'"), templates={"chat.jinja": "{{ two }}"}

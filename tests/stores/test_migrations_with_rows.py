@@ -38,8 +38,8 @@ ROWS = {
     "invoiced": "(correction, invoice) VALUES (1, 1)",
     "outbox": "(created_s, records, request_ids) VALUES (1.5, 1, '[\"req_1\"]')",
     "mirror": "(\"only\", seen_s, source) VALUES (1, 1.5, 'x')",
-    "deployment_version": "(name, version, file_text, spec, lock, digest, actor, applied_s)"
-    " VALUES ('chat', 1, 'f', '{}', '{}', 'sha256:1', 'cli:me', 1.5)",
+    "deployment_version": "(name, version, file_text, spec, lock, digest, actor, applied_s, template_text)"
+    " VALUES ('chat', 1, 'f', '{}', '{}', 'sha256:1', 'cli:me', 1.5, 't'), ('bare', 1, 'f', '{}', '{}', '', 'a', 1.5, '')",
     "deployment_wanted": "(number, name, version, reason, actor, at_s) VALUES (1, 'chat', 1, 'apply', 'cli:me', 1.5)",
     "controller_lease": "(\"only\", epoch, holder, taken_s, generation) VALUES (1, 1, 'x', 1.5, 1)",
     "replica": "(id, deployment, version, generation, token, is_draining, decided_s, failures, epoch)"

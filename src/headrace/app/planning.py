@@ -4,7 +4,6 @@ The same code answers the command line, on the data directory of a service that 
 does. It starts and stops nothing: it says what is wanted, and the controller makes that true.
 """
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ from pathlib import Path
 import msgspec
 
 from headrace.app import gates
-from headrace.app.resolving import Resolved, exact_args, path_of, resolve, template_bytes
+from headrace.app.resolving import Resolved, exact_args, path_of, resolve, template_text
 from headrace.config import Config
 from headrace.config.deployments import DeploymentFile
 from headrace.core.clock import Clock
 from headrace.core.deployments import (
     AppliedVersion,
-    Artifact,
     DeploymentSpec,
     EngineArgs,
     EngineKind,
@@ -30,7 +28,7 @@ from headrace.engines import embedded
 from headrace.policies import memory_plan, planning
 from headrace.policies.memory_plan import MIB, Architecture, Fit, MemoryPlan, Tenant
 from headrace.policies.planning import Machine, Plan
-from headrace.stores import architectures, fleet, opening, service_times
+from headrace.stores import architectures, fleet, opening, service_times, templates
 from headrace.stores.deployments import REMOVED, DeploymentStore
 from headrace.stores.downloads import Progress
 from headrace.stores.objects import write_whole
@@ -102,8 +100,9 @@ class Planner:
         applied = []
         for file, plan in zip(files, plans, strict=True):
             assert plan.revision is not None, "a plan without one is refused"
-            self._keep_template(plan.revision.template, template_bytes(file))
-            version, is_new = self._store.apply(file.spec, plan.revision, file.text)
+            template = template_text(file)
+            self._keep(plan.revision, template)  # before anybody may start it
+            version, is_new = self._store.apply(file.spec, plan.revision, file.text, template_text=template)
             if is_new or not self.lock_path(version.name).exists():
                 self.write_lock(version)
             applied.append(Applied(plan, version, is_new))
@@ -112,6 +111,7 @@ class Planner:
     def rollback(self, name: str, version: int | None = None) -> tuple[AppliedVersion, bool]:
         """An older version is wanted again: that one, or the one before the present; and whether that changes anything."""
         target = self._store.rollback_target(name) if version is None else self._store.version(name, version)
+        self._keep(target.revision, target.template_text)
         is_new = self._store.want(name, target.version)
         if is_new:
             self.write_lock(target)
@@ -139,16 +139,8 @@ class Planner:
         encoded = msgspec.json.format(msgspec.json.encode(facts), indent=2)
         write_whole(self.lock_path(version.name), encoded + b"\n")
 
-    def _keep_template(self, artifact: Artifact | None, content: bytes | None) -> None:
-        """Among the artifacts, where replicas and rollbacks find it when its file has long been another."""
-        if artifact is None or content is None or self._models.artifacts.path(artifact) is not None:
-            return
-        root = self._data / "models"
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root, prefix=".template-") as folder:
-            staged = Path(folder) / artifact.sha256
-            staged.write_bytes(content)
-            self._models.artifacts.commit(artifact, {artifact.sha256: staged}, claims=())
+    def _keep(self, revision: Revision, template: str) -> None:
+        templates.keep(self._models.artifacts, revision.template, template, root=self._data / "models")
 
     # The parts of a plan
 

@@ -144,10 +144,10 @@ def _suits(revision: Revision, spec: DeploymentSpec) -> Iterator[str]:
         yield error.message
 
 
-def template_bytes(file: DeploymentFile) -> bytes | None:
-    """The prompt template that the file names."""
+def template_text(file: DeploymentFile) -> str:
+    """The prompt template that the file names, "" where it names none."""
     terms = file.spec.revision.template
-    return None if terms is None else file.templates[terms.file].encode()
+    return "" if terms is None else file.templates[terms.file]
 
 
 def path_of(models: ModelStore, artifact: Artifact) -> Path | None:
@@ -159,8 +159,8 @@ def path_of(models: ModelStore, artifact: Artifact) -> Path | None:
 
 
 def _template(file: DeploymentFile, refusals: list[str]) -> Artifact | None:
-    terms, content = file.spec.revision.template, template_bytes(file)
-    if terms is None or content is None:
+    terms, content = file.spec.revision.template, template_text(file).encode()
+    if terms is None:
         return None
     sha256 = hashlib.sha256(content).hexdigest()
     if terms.sha256 not in ("", sha256):

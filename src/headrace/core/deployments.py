@@ -331,6 +331,7 @@ class AppliedVersion(msgspec.Struct, frozen=True):
         applied_s: Unix seconds.
         actor: Who did it, as the audit log says it.
         file_text: The file, byte for byte.
+        template_text: The prompt template that it names, "" where it names none.
     """
 
     name: str
@@ -340,6 +341,7 @@ class AppliedVersion(msgspec.Struct, frozen=True):
     applied_s: float
     actor: str
     file_text: str = ""
+    template_text: str = ""
 
     @property
     def key(self) -> TargetKey:

@@ -24,7 +24,7 @@ REMOVED = 0
 # Of each name, besides the wanted one: a rollback to any of these needs nothing that has to be fetched again.
 ROLLBACK_TARGETS = 3
 
-_COLUMNS = "name, version, file_text, spec, lock, actor, applied_s"
+_COLUMNS = "name, version, file_text, spec, lock, actor, applied_s, template_text"
 _NEWEST = "number IN (SELECT max(number) FROM deployment_wanted GROUP BY name)"
 
 
@@ -149,7 +149,9 @@ class DeploymentStore:
 
     # What is done
 
-    def apply(self, spec: DeploymentSpec, revision: Revision, file_text: str) -> tuple[AppliedVersion, bool]:
+    def apply(
+        self, spec: DeploymentSpec, revision: Revision, file_text: str, *, template_text: str = ""
+    ) -> tuple[AppliedVersion, bool]:
         """The version that says this, wanted from now on; and whether anything changed.
 
         Nothing does where the wanted version has the same spec and the same revision, whatever its file looks like.
@@ -162,8 +164,9 @@ class DeploymentStore:
                 if (current.spec, current.revision) == (spec, revision):
                     return current, False
             row = self._database.row(
-                "INSERT INTO deployment_version (name, version, file_text, spec, lock, digest, actor, applied_s)"
-                " SELECT ?, coalesce(max(version), 0) + 1, ?, ?, ?, ?, ?, ? FROM deployment_version WHERE name = ?"
+                "INSERT INTO deployment_version"
+                " (name, version, file_text, spec, lock, digest, actor, applied_s, template_text)"
+                " SELECT ?, coalesce(max(version), 0) + 1, ?, ?, ?, ?, ?, ?, ? FROM deployment_version WHERE name = ?"
                 f" RETURNING {_COLUMNS}",
                 (
                     name,
@@ -173,6 +176,7 @@ class DeploymentStore:
                     revision.digest,
                     self._actor,
                     self._clock.wall_s(),
+                    template_text,
                     name,
                 ),
             )
@@ -232,7 +236,7 @@ def open_deployments(data: Path, *, clock: Clock, actor: str = "service") -> Dep
 
 
 def _version(row: Row) -> AppliedVersion:
-    name, version, file_text, spec, lock, actor, applied_s = row
+    name, version, file_text, spec, lock, actor, applied_s, template_text = row
     try:
         return AppliedVersion(
             name=name,
@@ -242,6 +246,7 @@ def _version(row: Row) -> AppliedVersion:
             applied_s=applied_s,
             actor=actor,
             file_text=file_text,
+            template_text=template_text,
         )
     except msgspec.ValidationError as error:
         raise ConfigError(

@@ -378,4 +378,12 @@ MIGRATIONS: tuple[Migration, ...] = (
         ),
         loses=(Loss("attempt WHERE revision <> ''", "attempts of another revision than their request's"),),
     ),
+    Migration(
+        "prompt templates of applied deployments",
+        up=("ALTER TABLE deployment_version ADD COLUMN template_text TEXT NOT NULL DEFAULT ''",),
+        down=("ALTER TABLE deployment_version DROP COLUMN template_text",),
+        loses=(
+            Loss("deployment_version WHERE template_text <> ''", "prompt templates of applied deployments"),
+        ),
+    ),
 )
