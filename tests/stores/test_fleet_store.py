@@ -6,6 +6,7 @@ import pytest
 
 from headrace.core.clock import ManualClock
 from headrace.core.ids import ReplicaId
+from headrace.policies.cold_start import ColdStart
 from headrace.policies.decisions import decision
 from headrace.stores import fleet
 from headrace.stores.database import Database, Kind
@@ -13,6 +14,10 @@ from headrace.stores.fleet import Change, DeploymentRow, FleetStore, LeaseLost, 
 from tests.stores.conftest import Connect
 
 CHAT = ReplicaRow(ReplicaId("chat-0"), "chat", 1, decided_s=12.5)
+
+
+def started(load_s: float, *, deployment: str = "chat", digest: str = "sha256:1") -> ColdStart:
+    return ColdStart(deployment, digest, "a machine", {"load": float(load_s)}, 12.0)
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ def test_a_controller_that_was_replaced_writes_nothing_any_more(
     for write in (
         lambda: store.write(change),
         lambda: store.next_launch(CHAT.id),
-        lambda: store.note_start("sha256:1", {"load": 1.0}),
+        lambda: store.note_start(started(1.0)),
     ):
         with pytest.raises(LeaseLost, match=r"second has taken over \(epoch 2\)"):
             write()
@@ -127,9 +132,13 @@ def test_a_decision_cant_be_changed_afterwards(store: FleetStore, database: Data
 def test_the_last_starts_of_a_revision_are_known(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "COLD_STARTS_MAX", 3)
     for load_s in range(5):
-        store.note_start("sha256:1", {"load": float(load_s)})
-    store.note_start("sha256:2", {"load": 9.0})
+        store.note_start(started(load_s))
+    store.note_start(started(9.0, deployment="other", digest="sha256:2"))
     assert [stages["load"] for stages in store.starts("sha256:1")] == [4.0, 3.0, 2.0]
+    assert store.all_starts() == [
+        *(started(load_s) for load_s in (2, 3, 4)),
+        started(9.0, deployment="other", digest="sha256:2"),
+    ]
 
 
 def test_ids_are_the_lowest_that_are_free() -> None:

@@ -11,26 +11,31 @@ from typing import Any
 from headrace.app.replica_news import ReplicaNews
 from headrace.app.supplier import ModelSupplier
 from headrace.config import Config, resolve_secret
+from headrace.control.autoscaler import ScaleByLoad
+from headrace.control.cold_starts import ColdStarts
 from headrace.control.fleet import Before, Fleet
 from headrace.control.launchers import Launcher
 from headrace.control.lease import sole_controller
 from headrace.control.offers import Offers
 from headrace.control.reconciler import Reconciler, refuse_twins
 from headrace.control.replica import Adopted, EngineLimits, EngineReplica, EngineSpec, Launches
-from headrace.control.status import ReplicaStatus
-from headrace.control.steering import AtOnce, FixedScale
+from headrace.control.status import ColdStart, ReplicaStatus
+from headrace.control.steering import AtOnce
 from headrace.control.upstreams import UNPINNED, Remembered
 from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.control.wanted import WantedVersions
 from headrace.core.clock import Clock
+from headrace.core.deployments import AppliedVersion
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.core.isolation import CacheIsolation
 from headrace.core.load import PlaneLoad
 from headrace.policies.restart import RestartPolicy
+from headrace.stores.database import DatabaseUnavailable
 from headrace.stores.deployments import open_deployments
-from headrace.stores.fleet import open_fleet
+from headrace.stores.fleet import FleetStore, open_fleet
 from headrace.stores.registry import StoredModel
+from headrace.telemetry import hardware
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
@@ -86,6 +91,8 @@ class ControlPlane:
         self._offers = Offers({}, {})
         self._servers = _of_servers(before.snapshot)
         self._fleet: Fleet | None = None
+        self._store: FleetStore  # these two as soon as nobody else acts
+        self._cold_starts: ColdStarts
         self._is_settled = False
         self.epoch = 0
         self.problem = ""
@@ -113,17 +120,20 @@ class ControlPlane:
             deployments = open_deployments(self._data, clock=self._clock, actor="controller")
             opened.callback(deployments.close)
             self.epoch = store.take_lease(f"pid {os.getpid()}")
+            self._store = store
+            self._cold_starts = ColdStarts(hardware=hardware.in_words(), stored=store.all_starts())
             self._fleet = Fleet(
                 wanted=WantedVersions(deployments, self._supplier.implicit()),
                 store=store,
                 supplier=self._supplier,
                 make=self._make,
                 launcher=self._launcher,
-                autoscaler=FixedScale(),
+                autoscaler=ScaleByLoad(figures=self._cold_starts.figures),
                 rollouts=AtOnce(),
                 before=self._before,
                 publish=self._fleet_offers,
                 observe=self._observed,
+                started=self._started,
                 gone=self._gone,
                 failing=self._failing,
                 clock=self._clock,
@@ -188,6 +198,14 @@ class ControlPlane:
     def _observed(self, status: ReplicaStatus) -> None:
         self._news.take(status)
         self._changed()
+
+    def _started(self, applied: AppliedVersion, cold: ColdStart) -> None:
+        """Measured starts are kept, for the autoscaler, plans, and callers who are told when to come back."""
+        stages = {"launch": cold.launch_s, "load": cold.load_s, "warm": cold.warm_s}
+        start = self._cold_starts.note(applied, stages, at_s=self._clock.wall_s())
+        if start is not None:
+            with contextlib.suppress(DatabaseUnavailable):  # the next start is as good
+                self._store.note_start(start)
 
     def _gone(self, status: ReplicaStatus) -> None:
         self._news.forget(status)

@@ -20,7 +20,7 @@ from headrace.control.lives import Life, StoredLaunches
 from headrace.control.offers import Offers, offered_before, offers_of
 from headrace.control.replica import Adopted, EngineReplica, EngineSpec, Launches
 from headrace.control.sight import Sight
-from headrace.control.status import ReplicaStatus
+from headrace.control.status import ColdStart, ReplicaStatus
 from headrace.control.steering import (
     Autoscaler,
     Bounds,
@@ -35,7 +35,7 @@ from headrace.control.wanted import WantedVersions
 from headrace.core.clock import Clock
 from headrace.core.deployments import AppliedVersion
 from headrace.core.errors import HeadraceError
-from headrace.core.fleet import FleetSnapshot
+from headrace.core.fleet import FleetSnapshot, target_key
 from headrace.core.ids import ReplicaId
 from headrace.core.load import PlaneLoad
 from headrace.policies.replica_plan import Plan, Present, plan
@@ -97,6 +97,7 @@ class Fleet:
     Args:
         publish: Gets everything that is offered whenever it may have changed; returns the version of the snapshot.
         observe: Gets the status of a replica whenever it changes or was scraped.
+        started: Gets what a start took, once it is ready.
         gone: Gets its last one when nothing is left of it.
         failing: Gets what goes wrong with the store or a replica's files, and "" when it goes right again.
     """
@@ -114,6 +115,7 @@ class Fleet:
         before: Before,
         publish: Callable[[Offers], int],
         observe: Callable[[ReplicaStatus], None],
+        started: Callable[[AppliedVersion, ColdStart], None],
         gone: Callable[[ReplicaStatus], None],
         failing: Callable[[str], None],
         clock: Clock,
@@ -128,6 +130,7 @@ class Fleet:
         self._before = before
         self._publish = publish
         self._observe = observe
+        self._started = started
         self._gone = gone
         self._failing = failing
         self._clock = clock
@@ -387,7 +390,7 @@ class Fleet:
         for key, scale in look.change.scales.items():
             if scale is None:
                 self._kept_scales.pop(key, None)
-                self._autoscaler.forget(*key)
+                self._autoscaler.forget(target_key(*key))
             else:
                 self._kept_scales[key] = scale
         self._steered, self._scaled = look.steered, look.scaled
@@ -428,8 +431,11 @@ class Fleet:
 
     def _start(self, life: Life, spec: EngineSpec, adopted: Adopted | None) -> None:
         def changed(status: ReplicaStatus) -> None:
+            is_new = not life.is_ready
             life.observed(status)
             self._observe(life.status())
+            if is_new and life.is_ready and status.cold_start is not None:
+                self._started(life.applied, status.cold_start)
 
         life.problem = ""
         life.engine = self._make(

@@ -147,8 +147,8 @@ class Autoscaler(Protocol):
         """`kept` is "" for a version that was never asked about."""
         ...
 
-    def forget(self, name: str, version: int) -> None:
-        """That version has no replicas any more, and nobody wants it."""
+    def forget(self, key: str) -> None:
+        """That target has no replicas any more, and nobody wants it."""
         ...
 
 
@@ -184,7 +184,7 @@ class FixedScale:
     def scale(self, target: TargetSeen, kept: str, *, now_s: float, wall_s: float) -> Scaled:
         return Scaled(kept, target.applied.spec.scale.min)
 
-    def forget(self, name: str, version: int) -> None:
+    def forget(self, key: str) -> None:
         """Nothing is known."""
 
 

@@ -5,7 +5,7 @@ doesn't know it yet, changes nothing any more. One `Change` is one transaction, 
 """
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +14,15 @@ import msgspec
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError
 from headrace.core.ids import ReplicaId
+from headrace.policies.cold_start import ColdStart
 from headrace.policies.decisions import Decision
 from headrace.stores import opening
 from headrace.stores.database import Database, Row
 
 # Of each kind; the oldest go first.
 DECISIONS_MAX = 2000
-COLD_STARTS_MAX = 50
+# Of each deployment.
+COLD_STARTS_MAX = 100
 _FORGET_EVERY = 100
 
 
@@ -169,18 +171,24 @@ class FleetStore:
                 raise LookupError(f"no replica {replica} is wanted")
         return int(row[0]), token
 
-    def note_start(self, digest: str, stages: Mapping[str, float]) -> None:
-        """What a start took, by stage in seconds."""
+    def note_start(self, start: ColdStart) -> None:
+        """What a start took; the oldest of its deployment are forgotten."""
         with self._database.transaction():
             self._hold()
             self._database.execute(
-                "INSERT INTO cold_start (digest, at_s, stages) VALUES (?, ?, ?)",
-                (digest, self._clock.wall_s(), msgspec.json.encode(stages).decode()),
+                "INSERT INTO cold_start (deployment, digest, hardware, at_s, stages) VALUES (?, ?, ?, ?, ?)",
+                (
+                    start.deployment,
+                    start.digest,
+                    start.hardware,
+                    start.at_s,
+                    msgspec.json.encode(start.stages).decode(),
+                ),
             )
             self._database.execute(
-                "DELETE FROM cold_start WHERE digest = ? AND number <= (SELECT number FROM cold_start"
-                " WHERE digest = ? ORDER BY number DESC LIMIT 1 OFFSET ?)",
-                (digest, digest, COLD_STARTS_MAX),
+                "DELETE FROM cold_start WHERE deployment = ? AND number <= (SELECT number FROM cold_start"
+                " WHERE deployment = ? ORDER BY number DESC LIMIT 1 OFFSET ?)",
+                (start.deployment, start.deployment, COLD_STARTS_MAX),
             )
 
     # What was decided
@@ -191,6 +199,16 @@ class FleetStore:
             "SELECT stages FROM cold_start WHERE digest = ? ORDER BY number DESC LIMIT ?", (digest, most)
         )
         return [msgspec.json.decode(row[0], type=dict[str, float]) for row in rows]
+
+    def all_starts(self) -> list[ColdStart]:
+        """Every start that is kept, the newest last."""
+        rows = self._database.rows(
+            "SELECT deployment, digest, hardware, stages, at_s FROM cold_start ORDER BY number"
+        )
+        return [
+            ColdStart(row[0], row[1], row[2], msgspec.json.decode(row[3], type=dict[str, float]), row[4])
+            for row in rows
+        ]
 
     def decisions(
         self, *, deployment: str | None = None, kind: str | None = None, most: int = 100

@@ -74,7 +74,9 @@ DECISION_KEPT = Dialects(
 COLD_START = """
 CREATE TABLE cold_start (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
+    deployment TEXT NOT NULL,
     digest TEXT NOT NULL,
+    hardware TEXT NOT NULL,
     at_s REAL NOT NULL,
     stages TEXT NOT NULL
 ) STRICT
@@ -93,5 +95,6 @@ UP = (
     "CREATE INDEX decision_by_deployment ON decision (deployment, seq)",
     COLD_START,
     "CREATE INDEX cold_start_by_digest ON cold_start (digest, number)",
+    "CREATE INDEX cold_start_by_deployment ON cold_start (deployment, number)",
 )
 DOWN = tuple(f"DROP TABLE {table}" for table in TABLES)

@@ -1,5 +1,8 @@
 """What can be put on this machine? Its memory, or its container's, and its GPUs, as Linux tells."""
 
+import contextlib
+import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +18,18 @@ def memory_bytes(root: Path = Path("/")) -> int:
     """The tightest limit that holds for what we start; 0 where none can be read."""
     memories: tuple[Memory, ...] = Resources(root=root).memories()
     return min((memory.limit_bytes for memory in memories), default=0)
+
+
+def in_words(root: Path = Path("/")) -> str:
+    """What tells machines apart on which the same start takes another time."""
+    with contextlib.suppress(OSError):
+        gpus = len(os.listdir(root / "proc/driver/nvidia/gpus"))
+        return f"{_processor(root)}, {gpus} GPUs"
+    return _processor(root)
+
+
+def _processor(root: Path) -> str:
+    return f"{platform.machine()}, {os.cpu_count()} CPUs, {memory_bytes(root) >> 30} GiB"
 
 
 def gpu_memory_bytes(command: str = "nvidia-smi") -> tuple[int, ...]:

@@ -1,0 +1,135 @@
+"""Applied deployments run as they should, whatever becomes of the controller: no request notices, and no engine is doubled."""
+
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.control.rig import is_running
+from tests.support.fleet import fleet
+from tests.support.provider import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_deployment_is_served_from_its_application_to_its_removal() -> None:
+    """And what was promised of it: a name is known at once, another version takes over without a gap, and nothing is left."""
+    with fleet() as running:
+        assert running.ask()[0] == 404
+        running.apply(answer="one")
+        running.until_answered("one")
+        engines = running.engines()
+        running.apply(answer="one")
+        assert running.engines() == engines, "what is applied already changes nothing"
+        with running.callers() as callers:
+            running.apply(answer="two")
+            running.until_answered("two")
+            running.until_ready("chat@v2")
+            running.service.cli("rollback", "chat")
+            running.until_answered("one")
+            running.until_ready("chat@v1")
+        assert callers.statuses == {"200"}, callers.outcomes
+        assert callers.count > 50
+        running.remove()
+        wait_until(lambda: running.ask()[0] == 404, what="the name to be forgotten")
+        wait_until(lambda: not running.engines(), what="the end of its engine")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nobody_notices_that_the_controller_was_killed(workers: int) -> None:
+    """The engines run on, and the next controller goes on with the very same processes."""
+    with fleet(workers=workers) as running:
+        running.apply(answer="one", sections={"scale": {"min": 2, "max": 2}})
+        running.until_ready("chat@v1", "chat@v1")
+        engines = running.engines()
+        before = running.replicas()
+        with running.callers() as callers:
+            killed = running.kill_controller()
+            after = running.until_kept(not_by=killed)
+        assert callers.statuses == {"200"}, callers.outcomes
+        assert running.engines() == engines
+        assert [(each["id"], each["pid"]) for each in running.replicas()] == [
+            (each["id"], each["pid"]) for each in before
+        ]
+        assert (after["epoch"], after["restarts"]) == (2, 1)
+        assert running.service.metric("headrace_replica_ready", model="chat") == 2
+        # It does not only look: what dies now is replaced.
+        os.kill(engines[0], signal.SIGKILL)
+        wait_until(
+            lambda: running.ready() == ["chat@v1", "chat@v1"] and running.engines() != engines, what="another"
+        )
+        wait_until(lambda: len(running.engines()) == 2, what="two engines")
+
+
+def test_what_the_controller_was_killed_in_the_middle_of_is_done_by_the_next() -> None:
+    """An engine that was just being launched is adopted or ended, and there is one in its place."""
+    with fleet() as running:
+        running.apply(answer="one")
+        running.until_answered("one")
+        running.apply(answer="two", load_s=0.5)
+        wait_until(lambda: len(running.engines()) == 2, what="the launch")
+        killed = running.kill_controller()
+        running.until_kept(not_by=killed)
+        running.until_answered("two")
+        running.until_ready("chat@v2")
+        assert len(running.engines()) == 1
+
+
+def test_an_engine_that_nobody_knows_is_ended(tmp_path: Path) -> None:
+    """A partition, or a row that was lost, must not leave an engine that holds memory for a month."""
+    with fleet(data=tmp_path) as running:
+        running.apply(answer="one")
+        running.until_answered("one")
+        (engine,) = running.engines()
+        controller = running.controller()["pid"]
+        os.kill(controller, signal.SIGSTOP)
+        _forget_replicas(tmp_path)
+        os.kill(controller, signal.SIGKILL)
+        running.until_kept(not_by=controller)
+        running.until_ready("chat@v1")
+        assert not is_running(engine)
+        assert len(running.engines()) == 1
+
+
+def test_a_replica_is_ended_only_when_its_last_request_is(tmp_path: Path) -> None:
+    """T57: streams go on while their replica drains; only what outlasts `lifecycle.drain_s` is cut."""
+    slow = {"answer": "one two three", "ttft_ms": 50, "itl_ms": 400}
+    with fleet(data=tmp_path) as running:
+        running.apply(**slow)
+        running.until_ready("chat@v1")
+        with running.callers(count=4) as callers:
+            wait_until(
+                lambda: sum(each["in_flight"] for each in running.replicas()) == 4,
+                what="requests in progress",
+            )
+            running.apply(**{**slow, "answer": "four five six"})
+            wait_until(lambda: running.ready() == ["chat@v2"], what="the new one alone")
+            assert [each["state"] for each in running.replicas() if each["target"] == "chat@v1"] in (
+                ["draining"],
+                [],
+            )
+            running.until_ready("chat@v2")
+        assert callers.statuses == {"200"}, callers.outcomes
+        assert {"one two three", "four five six"} <= set(callers.texts)
+
+
+def _forget_replicas(data: Path) -> None:
+    with sqlite3.connect(data / "headrace.db") as database:
+        database.execute("DELETE FROM replica")
+    database.close()
+
+
+def test_the_engines_end_with_the_service(tmp_path: Path) -> None:
+    """T61: in order when it is asked to end, and soon after it was killed."""
+    with fleet(data=tmp_path / "asked") as running:
+        running.apply(answer="one")
+        running.until_answered("one")
+        assert running.service.stop() == 0
+        assert running.engines() == []
+    with fleet(data=tmp_path / "killed") as running:
+        running.apply(answer="one")
+        running.until_answered("one")
+        running.service.stop(signal.SIGKILL)
+        wait_until(lambda: not running.engines(), what="the end of every engine")
