@@ -10,7 +10,7 @@ from headrace.core.load import TargetLoad
 from headrace.core.verdicts import Verdict
 from headrace.policies import rollout
 from headrace.policies import rollout_gates as gates
-from headrace.policies.rollout_commands import Answer, Command, obey
+from headrace.policies.rollout_commands import Answer, Command, Said, obey
 from headrace.policies.rollout_gates import Judge
 from headrace.policies.rollout_samples import EMPTY, Pairs, Sample, sample_of
 from headrace.policies.rollout_state import (
@@ -28,6 +28,8 @@ from headrace.policies.rollout_wish import wish
 FAILURES = Gate("failure_rate", max_delta=0.01)
 SLOWNESS = Gate("ttft_p95", max_ratio=1.5)
 QUALITY = Gate("quality:acceptance", min_delta=-0.01)
+
+RESTARTS_MAX = 2
 
 TERMS = RolloutTerms(
     steps=(Step(10.0, 100), Step(50.0, 100)),
@@ -115,8 +117,8 @@ class Fleet:
     def __post_init__(self) -> None:
         self._random = random.Random(7)
         self._owed = 0.0
-        self._fresh: dict[int, TargetLoad] = {}
-        self._pairs = Pairs()
+        self.fresh: dict[int, TargetLoad] = {}
+        self.pairs = Pairs()
         self._mirror_owed = 0.0
 
     # What an operator does.
@@ -128,7 +130,7 @@ class Fleet:
         self.wished.setdefault(version, 1)
 
     def say(self, command: Command) -> Answer:
-        self.state, answer = obey("chat", self.state, command)
+        self.state, answer = obey(Said("chat", self.state, command))
         return answer
 
     def serving(self, version: int, replicas: int = 1) -> "Fleet":
@@ -165,7 +167,7 @@ class Fleet:
                     wished=self.wished.get(number, 0),
                     failures=self.failures.get(number, 0),
                     failure="it ended" if self.failures.get(number) else "",
-                    is_hopeless=self._is_stuck(number),
+                    is_hopeless=self._is_stuck(number) or self.failures.get(number, 0) >= RESTARTS_MAX,
                     fresh=self._sample(number),
                 )
                 for number in numbers
@@ -173,7 +175,7 @@ class Fleet:
             refusal=refusal,
             blind=self.blind,
             wall_s=self.now_s,
-            fresh_pairs=self._pairs,
+            fresh_pairs=self.pairs,
             acceptance=tuple(self._acceptance(run) for run in self.wish.acceptance),
         )
 
@@ -185,7 +187,7 @@ class Fleet:
         )
 
     def _sample(self, number: int) -> Sample:
-        load = self._fresh.get(number)
+        load = self.fresh.get(number)
         return EMPTY if load is None else sample_of(load)
 
     def _acceptance(self, run: AcceptanceRun) -> Acceptance:
@@ -202,16 +204,20 @@ class Fleet:
         self.now_s += self.tick_s
         self._live()
         self._serve()
-        seen = self.seen()
         before = self.state.ended
-        self.state = rollout.step(self.state, self.wanted, seen, now_s=self.now_s, judge=self.judge)
-        self.wish = wish(self.state, seen)
-        if self.state.ended is not None and self.state.ended is not before:
+        self.decide()
+        if self.state.ended is not None and self.state.ended != before:
             self.said.append(
                 f"{self.state.ended.candidate} {self.state.ended.result}: {self.state.ended.reason}"
             )
-        self._fresh, self._pairs = {}, Pairs()
         self._reconcile()
+
+    def decide(self) -> None:
+        """By the state machine itself; what drives it may stand in its place."""
+        seen = self.seen()
+        self.state = rollout.step(self.state, self.wanted, seen, now_s=self.now_s, judge=self.judge)
+        self.wish = wish(self.state, seen)
+        self.fresh, self.pairs = {}, Pairs()
 
     def run(self, seconds: float) -> "Fleet":
         end_s = self.now_s + seconds
@@ -270,11 +276,11 @@ class Fleet:
             return
         if self._answer(mirror.version):
             differs = self._random.random() < self.versions[mirror.version].disagrees
-            self._pairs = self._pairs.plus(Pairs(1, int(differs)))
+            self.pairs = self.pairs.plus(Pairs(1, int(differs)))
 
     def _answer(self, number: int) -> bool:
         version = self.versions[number]
-        load = self._fresh.setdefault(number, TargetLoad(target=f"chat@v{number}", name="chat", revision="r"))
+        load = self.fresh.setdefault(number, TargetLoad(target=f"chat@v{number}", name="chat", revision="r"))
         if self._random.random() < version.failure_share:
             load.failed += 1
             return False
@@ -298,3 +304,8 @@ class Fleet:
                 self.replicas.remove(replica)
             for _ in range(wanted - len(mine)):
                 self.replicas.append(Replica(number, self.now_s))
+
+
+def fleet(candidate: Version, *, replicas: int = 2, **kind: object) -> Fleet:
+    """Version 1 serves with so many replicas, and version 2 behaves like that."""
+    return Fleet({1: Version(), 2: candidate}, **kind).serving(1, replicas)

@@ -9,7 +9,7 @@ from headrace.core.load import EDGES_S, Histogram, TargetLoad
 from headrace.core.verdicts import Judgement, Reason, Verdict
 from headrace.policies import rollout_gates as gates
 from headrace.policies.rollout_gates import Material
-from headrace.policies.rollout_samples import EMPTY, Pairs, Sample, sample_of
+from headrace.policies.rollout_samples import EMPTY, Pairs, Sample, pairs_of, sample_of
 from headrace.policies.rollout_state import Acceptance
 
 
@@ -131,3 +131,10 @@ def test_equal_versions_are_seldom_called_different_however_often_one_looks() ->
 def test_two_bounds_of_one_metric_are_told_apart() -> None:
     assert gates.name_of(TTFT) == "ttft_p95"
     assert gates.name_of(Gate("ttft_p95", compare="absolute", max=1.0)) == "ttft_p95 (absolute)"
+
+
+def test_comparisons_of_mirrored_answers_are_counted_by_whether_one_is_worse() -> None:
+    load = TargetLoad(
+        target="chat@v2", name="chat", revision="r", verdicts={"same": 5, "worse": 2, "different": 1}
+    )
+    assert pairs_of(load) == Pairs(8, 2)

@@ -9,7 +9,7 @@ from headrace.core.deployment_terms import Gate, MirrorTerms, RolloutTerms, Step
 from headrace.core.verdicts import Interval, Judgement, Reason, Verdict
 from headrace.policies import rehearsal, rollout
 from headrace.policies.rehearsal import NotRehearsed
-from headrace.policies.rollout_commands import Command, obey
+from headrace.policies.rollout_commands import Command, Said, obey
 from headrace.policies.rollout_gates import Material
 from headrace.policies.rollout_samples import Pairs, Sample
 from headrace.policies.rollout_state import (
@@ -130,7 +130,7 @@ class Rollouts(RuleBasedStateMachine):
     @rule(command=st.sampled_from(Command))
     def is_told(self, command: Command) -> None:
         before = self.state
-        self.state, answer = obey("chat", before, command)
+        self.state, answer = obey(Said("chat", before, command))
         assert answer.is_done or self.state == before
         if before.rollout is None and command is not Command.RETRY:
             assert self.state == before, "with nothing in progress it touches nothing"
@@ -192,6 +192,7 @@ class Rollouts(RuleBasedStateMachine):
                     present=self.ready.get(version, 0) + self.starting.get(version, 0),
                     wished=self.wished.get(version, 0),
                     failures=self.failures.get(version, 0),
+                    is_hopeless=self.failures.get(version, 0) >= 2,
                     fresh=Sample(delivered=self.requests.get(version, 0)),
                 )
                 for version in VERSIONS

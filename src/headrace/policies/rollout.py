@@ -38,6 +38,9 @@ LOOK_GAP_MAX_S = 60.0
 SETTLE_S = 120.0
 """After a rollout the accepted version keeps at least its replicas for so long."""
 
+PROVEN_MAX = 32
+"""So many versions that were accepted once are remembered."""
+
 UNDECIDED_MAX = 10
 """So many checks with enough requests may leave a gate undecided before `rollout.inconclusive` decides."""
 
@@ -54,7 +57,9 @@ def step(
     state = _looked(state, seen, now_s)
     while (following := _advanced(state, wanted, seen, judge)) != state:
         state = following
-    return state
+    is_timed = state.rollout is not None or state.rehearsal is not None
+    is_timed = is_timed or state.previous is not None or state.floor_s > 0.0
+    return replace(state, at_s=now_s if is_timed else None)
 
 
 def ended(state: RolloutState, result: Result, reason: Reason, detail: str = "") -> RolloutState:
@@ -81,11 +86,18 @@ def ended(state: RolloutState, result: Result, reason: Reason, detail: str = "")
     return replace(
         state,
         accepted=rollout.candidate,
+        proven=_proven(state.proven, rollout),
         previous=rollout.accepted if is_kept and rollout.capacity else None,
         previous_replicas=rollout.capacity,
         keep_s=rollout.terms.keep_previous_s,
         kept_s=0.0,
     )
+
+
+def _proven(before: tuple[int, ...], rollout: Rollout) -> tuple[int, ...]:
+    """With both versions of a rollout that ended well, each once."""
+    both = (rollout.candidate,) if rollout.accepted is None else (rollout.accepted, rollout.candidate)
+    return (*(version for version in before if version not in both), *both)[-PROVEN_MAX:]
 
 
 def _looked(state: RolloutState, seen: Seen, now_s: float) -> RolloutState:
@@ -108,7 +120,6 @@ def _looked(state: RolloutState, seen: Seen, now_s: float) -> RolloutState:
             )
     return replace(
         state,
-        at_s=now_s,
         kept_s=state.kept_s if state.previous is None else state.kept_s + elapsed_s,
         floor_s=max(0.0, state.floor_s - elapsed_s),
         rollout=rollout,
@@ -163,17 +174,17 @@ def _answered(state: RolloutState, wanted: Wanted, seen: Seen) -> RolloutState:
     if rollout is not None or wanted.version == state.accepted:
         return replace(state, answered=wanted.version)
     accepted = seen.of(state.accepted)
+    is_return = wanted.is_return and wanted.version in state.proven
     rollout = Rollout(
         number=state.count + 1,
         candidate=wanted.version,
         accepted=state.accepted,
         terms=wanted.terms,
-        stages=stages_of(wanted.terms, is_first=state.accepted is None, is_return=wanted.is_return),
+        stages=stages_of(wanted.terms, is_first=state.accepted is None, is_return=is_return),
         capacity=max(accepted.ready, accepted.wished),
         replicas_min=wanted.replicas_min,
         replicas_max=wanted.replicas_max,
-        slot_cost=wanted.slot_cost,
-        is_return=wanted.is_return,
+        is_return=is_return,
     )
     state = rehearsal.interrupted(state, seen, "a rollout has begun")
     # What was kept ready of the version before is either the candidate now, or makes room for it.
@@ -183,7 +194,7 @@ def _answered(state: RolloutState, wanted: Wanted, seen: Seen) -> RolloutState:
 def _stopped(state: RolloutState, rollout: Rollout, seen: Seen) -> RolloutState | None:
     """What ends a rollout in any stage."""
     candidate = seen.of(rollout.candidate)
-    if candidate.is_hopeless or candidate.failures >= rollout.terms.fail_limit:
+    if candidate.is_hopeless:
         return ended(state, Result.ROLLED_BACK, Reason.REPLICAS_FAILED, candidate.failure)
     if rollout.age_s >= rollout.terms.max_duration_s:
         return ended(state, Result.ROLLED_BACK, Reason.MAX_DURATION, f"it waited for: {rollout.waits_for}")
@@ -237,7 +248,7 @@ def _watched(state: RolloutState, rollout: Rollout, seen: Seen, judge: Judge) ->
         return _left(state, rollout)
     if rollout.check_s < rollout.terms.interval_s:
         return state
-    rollout = checks.checked(rollout, judge, blind=seen.blind)
+    rollout = checks.checked(rollout, seen, judge)
     state = replace(state, rollout=rollout)
     if (over := checks.over_budget(rollout)) is not None:
         return ended(state, Result.ROLLED_BACK, *over)

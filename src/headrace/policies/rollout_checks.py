@@ -16,6 +16,7 @@ from headrace.policies.rollout_state import (
     Checked,
     Reason,
     Rollout,
+    Seen,
     Stage,
 )
 
@@ -48,7 +49,7 @@ def live_gates(rollout: Rollout) -> tuple[Gate, ...]:
     return tuple(gates)
 
 
-def checked(rollout: Rollout, judge: Judge, *, blind: str) -> Rollout:
+def checked(rollout: Rollout, seen: Seen, judge: Judge) -> Rollout:
     """After a check: each gate judged, and its budgets charged.
 
     A failed check is counted whenever it comes, for the statistics have allowed for looking early; a passed one counts
@@ -62,11 +63,11 @@ def checked(rollout: Rollout, judge: Judge, *, blind: str) -> Rollout:
         control=rollout.accepted_did,
         pairs=rollout.pairs,
         acceptance=rollout.acceptance,
-        slot_cost=rollout.slot_cost,
+        slot_cost=_slot_cost(rollout, seen),
         look=rollout.looks,
         gates=len(gates),
         samples_min=_minimum(rollout).min_requests,
-        blind=blind,
+        blind=seen.blind,
     )
     fails, errors, results = dict(rollout.fails), dict(rollout.errors), []
     for gate in gates:
@@ -78,6 +79,12 @@ def checked(rollout: Rollout, judge: Judge, *, blind: str) -> Rollout:
             fails[name] = fails.get(name, 0) + 1
         errors[name] = errors.get(name, 0) + 1 if judgement.verdict is Verdict.ERROR else 0
     return replace(rollout, checked=tuple(results), fails=fails, errors=errors)
+
+
+def _slot_cost(rollout: Rollout, seen: Seen) -> float:
+    """The candidate's as a multiple of the accepted version's; alike where nobody says what either costs."""
+    ours, theirs = (seen.of(version).slot_cost for version in (rollout.candidate, rollout.accepted))
+    return ours / theirs if ours and theirs else 1.0
 
 
 def over_budget(rollout: Rollout) -> tuple[Reason, str] | None:

@@ -4,8 +4,10 @@ from enum import StrEnum
 
 import msgspec
 
+from headrace.core.deployment_terms import RolloutTerms
 from headrace.core.fleet import target_key
-from headrace.policies import rollout
+from headrace.policies import rehearsal, rollout
+from headrace.policies.rehearsal import NotRehearsed
 from headrace.policies.rollout_state import Reason, Result, RolloutState, Stage
 
 replace = msgspec.structs.replace
@@ -17,6 +19,7 @@ class Command(StrEnum):
     HOLD: stay in this stage; a failed gate still rolls back, and `max_duration_s` still ends it. RESUME: no longer.
     PROMOTE: leave this stage or step now, whatever its checks say. PROMOTE_FULLY: leave out all that are left.
     ABORT: back to the accepted version. RETRY: once more with the version whose rollout ended last.
+    REHEARSE: start another version beside what serves, to see that it could be gone back to.
     """
 
     HOLD = "hold"
@@ -25,6 +28,21 @@ class Command(StrEnum):
     PROMOTE_FULLY = "promote_fully"
     ABORT = "abort"
     RETRY = "retry"
+    REHEARSE = "rehearse"
+
+
+class Said(msgspec.Struct, frozen=True):
+    """An operator's word, and what it was said to.
+
+    Attributes:
+        version, terms: What is to be rehearsed.
+    """
+
+    name: str
+    state: RolloutState
+    command: Command
+    version: int | None = None
+    terms: RolloutTerms | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -33,16 +51,21 @@ class Answer(msgspec.Struct, frozen=True):
     Attributes:
         is_done: False where there was nothing to do; then nothing has changed.
         text: For people.
+        wants: A version that is to be wanted again, so that its rollout begins.
     """
 
     is_done: bool
     text: str
+    wants: int | None = None
 
 
-def obey(name: str, state: RolloutState, command: Command) -> tuple[RolloutState, Answer]:
+def obey(said: Said) -> tuple[RolloutState, Answer]:
     """The state after an operator's word, which changes nothing where there is nothing that it could mean."""
+    name, state, command = said.name, said.state, said.command
     if command is Command.RETRY:
         return _again(name, state)
+    if command is Command.REHEARSE:
+        return _rehearsed(said)
     current = state.rollout
     if current is None:
         return state, Answer(False, f"{name} has no rollout in progress: nothing has changed")
@@ -84,10 +107,24 @@ def _again(name: str, state: RolloutState) -> tuple[RolloutState, Answer]:
     ended = state.ended
     if state.rollout is not None:
         return state, Answer(False, f"{name} has a rollout in progress: nothing has changed")
-    if ended is None or ended.result is Result.PROMOTED or state.answered != ended.candidate:
+    if ended is None or ended.result is Result.PROMOTED or ended.candidate == state.accepted:
         return state, Answer(False, f"{name} has no rollout that could be repeated: nothing has changed")
     text = f"the rollout of {target_key(name, ended.candidate)} begins again"
-    return replace(state, answered=None), Answer(True, text)
+    if state.answered == ended.candidate:
+        return replace(state, answered=None), Answer(True, text)
+    # Another version is wanted since; by us, where this one was rolled back.
+    return state, Answer(True, text, wants=ended.candidate)
+
+
+def _rehearsed(said: Said) -> tuple[RolloutState, Answer]:
+    if said.version is None or said.terms is None:
+        return said.state, Answer(False, f"name a version of {said.name} to rehearse: nothing has changed")
+    try:
+        after = rehearsal.begun(said.name, said.state, said.version, said.terms)
+    except NotRehearsed as error:
+        return said.state, Answer(False, str(error))
+    target = target_key(said.name, said.version)
+    return after, Answer(True, f"{target} is started beside what serves; no request of a customer goes to it")
 
 
 def _place(state: RolloutState) -> str:

@@ -61,6 +61,10 @@ def sample_of(load: TargetLoad) -> Sample:
     )
 
 
+WORSE = "worse"
+"""What the data plane counts a mirrored answer as that has a fault which the accepted version's hasn't."""
+
+
 class Pairs(msgspec.Struct, frozen=True):
     """Requests that both versions answered, and whose answers were compared.
 
@@ -74,6 +78,11 @@ class Pairs(msgspec.Struct, frozen=True):
     def plus(self, other: "Pairs") -> "Pairs":
         """Both together."""
         return Pairs(self.compared + other.compared, self.worse + other.worse)
+
+
+def pairs_of(load: TargetLoad) -> Pairs:
+    """What comparing a target's answers to mirrored requests said."""
+    return Pairs(sum(load.verdicts.values()), load.verdicts.get(WORSE, 0))
 
 
 def _trimmed(counts: Sequence[int]) -> Counts:

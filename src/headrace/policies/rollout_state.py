@@ -115,9 +115,10 @@ class VersionSeen(msgspec.Struct, frozen=True):
         ready: Replicas that take requests.
         present: Replicas that exist in whatever stage, those that drain included.
         wished: Replicas that the autoscaler wishes for.
-        failures: Replicas that failed to start or died, since the rollout began.
+        failures: Failed starts in a row, of all its replicas together, and lives that ended soon.
         failure: The last of them, for people.
-        is_hopeless: It is in a crash loop, or a stage of a start took longer than it may.
+        is_hopeless: A replica of it has had more of them than `lifecycle.restarts_max` allows.
+        slot_cost: What one of its slots costs in some time; 0 where nobody says.
         fresh: What it did since the last look.
     """
 
@@ -127,6 +128,7 @@ class VersionSeen(msgspec.Struct, frozen=True):
     failures: int = 0
     failure: str = ""
     is_hopeless: bool = False
+    slot_cost: float = 0.0
     fresh: Sample = EMPTY
 
 
@@ -160,9 +162,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """The version that somebody wants.
 
     Attributes:
-        is_return: It was accepted once and is wanted back, now: no gate is asked.
+        is_return: It is wanted back, now: if it was accepted once, no gate is asked.
         replicas_min, replicas_max: Bounds of its scale.
-        slot_cost: What a second of one of its slots costs, as a multiple of the accepted version's.
     """
 
     version: int
@@ -170,7 +171,6 @@ class Wanted(msgspec.Struct, frozen=True):
     is_return: bool = False
     replicas_min: int = 1
     replicas_max: int = 1
-    slot_cost: float = 1.0
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -215,7 +215,6 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     replicas_min: int
     replicas_max: int
-    slot_cost: float = 1.0
     stage: Stage = Stage.PREPARING
     step: int = 0
     age_s: float = 0.0
@@ -353,7 +352,8 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
             and for how long already.
         floor, floor_s: The accepted version has at least so many replicas for a while after a rollout, because what its
             autoscaler saw during the rollout was not all of the traffic.
-        at_s: When this was last looked at.
+        at_s: When this was last looked at; None while nothing in it takes time.
+        proven: Versions that were accepted once, the newest last: those alone may come back without a gate.
         count: Rollouts so far. rehearsals: of those too.
     """
 
@@ -366,6 +366,7 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     floor: int = 0
     floor_s: float = 0.0
     at_s: float | None = None
+    proven: tuple[int, ...] = ()
     count: int = 0
     rollout: Rollout | None = None
     ended: Ended | None = None
@@ -424,11 +425,14 @@ class Wish(msgspec.Struct, frozen=True):
 
     Attributes:
         arms: The accepted version is the first; none while nothing was ever accepted.
+        is_sticky: A conversation stays with its version.
+        is_experiment: Either version may take over from the other.
         replicas: By version; a version that isn't named should have none, whatever its autoscaler says.
     """
 
     arms: tuple[Arm, ...] = ()
     is_sticky: bool = False
+    is_experiment: bool = False
     mirror: Mirror | None = None
     replicas: dict[int, ReplicaBounds] = {}
     acceptance: tuple[AcceptanceRun, ...] = ()

@@ -40,6 +40,7 @@ def wish(state: RolloutState, seen: Seen) -> Wish:
     return Wish(
         arms=_arms(state.accepted, rollout.candidate, rollout.weight_ppm if candidate.ready else 0),
         is_sticky=rollout.terms.sticky == "conversation" and rollout.weight_ppm > 0,
+        is_experiment=rollout.terms.strategy == "ab",
         mirror=Mirror(rollout.candidate, ppm(rollout.terms.mirror.percent)) if is_mirrored else None,
         replicas=replicas,
         acceptance=checks.runs_missing(rollout) if rollout.stage is Stage.ACCEPTANCE else (),

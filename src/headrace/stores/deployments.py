@@ -185,11 +185,18 @@ class DeploymentStore:
             self._wish(name, applied.version, "apply", Action.DEPLOYMENT_APPLY, digest=revision.digest)
         return applied, True
 
-    def want(self, name: str, version: int, *, reason: str = "rollback") -> bool:
-        """That version is wanted from now on; whether that changes anything. Raises ConfigError where there is none."""
+    def want(
+        self, name: str, version: int, *, reason: str = "rollback", instead_of: int | None = None
+    ) -> bool:
+        """That version is wanted from now on; whether that changes anything. Raises ConfigError where there is none.
+
+        Args:
+            instead_of: Only while this one is wanted.
+        """
         with self._database.transaction():
             target = self.version(name, version)
-            if self.require(name).version == version:
+            wanted = self.require(name).version
+            if wanted == version or instead_of not in (None, wanted):
                 return False
             self._wish(name, version, reason, Action.DEPLOYMENT_ROLLBACK, digest=target.revision.digest)
         return True
