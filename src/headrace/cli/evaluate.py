@@ -12,7 +12,7 @@ import msgspec
 from headrace import config
 from headrace.cli import common, identity
 from headrace.core.clock import SystemClock
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, leaves
 from headrace.evidence import cases as case_files
 from headrace.evidence import quality
 from headrace.evidence.asking import Asker
@@ -166,19 +166,23 @@ def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, dat
         log = UseLog(data, actor=identity.actor(), clock=_CLOCK)
         models = [arguments.model, *([arguments.compare] if arguments.compare else [])]
         log.begin(cases, models=models, purpose=arguments.purpose, is_unsealed=arguments.unseal)
-    report = asyncio.run(
-        quality.run(
-            cases,
-            candidate=candidate,
-            accepted=accepted,
-            terms=terms,
-            clock=_CLOCK,
-            judge=judge,
-            is_open=arguments.unseal,
-            purpose=arguments.purpose,
-            progress=_progress(),
+    try:
+        report = asyncio.run(
+            quality.run(
+                cases,
+                candidate=candidate,
+                accepted=accepted,
+                terms=terms,
+                clock=_CLOCK,
+                judge=judge,
+                is_open=arguments.unseal,
+                purpose=arguments.purpose,
+                progress=_progress(),
+            )
         )
-    )
+    except BaseExceptionGroup as errors:
+        # Nobody reads the progress any more: whoever started this is gone, and needs no result.
+        raise leaves(errors)[0] from None
     if log is not None:
         log.end(cases, report)
     return report

@@ -1,0 +1,81 @@
+"""An acceptance set is put to a version by a child of the controller: its result, its time, and its end when unwished."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.app.acceptance import AcceptanceChild, evaluate
+from headrace.core.deployment_terms import Gate
+from headrace.core.verdicts import Verdict
+from headrace.policies import quality_gate
+from headrace.policies.quality import SetKind
+from headrace.policies.quality_gate import GateRun
+from headrace.policies.rollout_state import AcceptanceRun
+from tests.evidence.rig import ids, revision, table
+from tests.support.scripted import scripted_engine
+
+pytestmark = pytest.mark.slow
+
+
+def gate_run(data: Path, url: str, *, limit_s: float = 100.0, deadline_s: float = 60.0) -> GateRun:
+    return GateRun(
+        cases="document-assistant", candidate="chat@v4", accepted="chat@v3", url=url, key="", data=str(data),
+        margin=0.15, limit_s=limit_s, deadline_s=deadline_s,
+    )  # fmt: skip
+
+
+def test_a_wish_of_a_rollout_becomes_a_result_with_both_shares(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hr_system")
+    with revision(bad=ids(SetKind.ACCEPTANCE)[:2]) as engine:
+        child = AcceptanceChild(url=lambda: engine.url, key=f"file:{tmp_path / 'key'}", data=tmp_path)
+        wish = AcceptanceRun("rollout 1", "quality:document-assistant", 0, candidate=4, accepted=3)
+        terms = Gate("quality:document-assistant", min_delta=-0.15, min=0.6)
+        found = asyncio.run(child("chat", wish, terms))
+        alone = AcceptanceRun("rollout 1", "quality:document-assistant", 1, candidate=4, accepted=None)
+        unknown = asyncio.run(child("chat", alone, Gate("quality:nothing", compare="absolute", min=0.6)))
+    assert (found.verdict, found.gate, found.attempt) == (Verdict.PASS, wish.gate, 0)
+    assert (found.candidate_share, found.accepted_share) == (0.9, 0.9)
+    assert "chat@v4 18 of 20 right; chat@v3 18 of 20 right" in found.detail
+    assert (unknown.verdict, unknown.attempt) == (Verdict.ERROR, 1)
+    assert "no set of cases 'nothing'" in unknown.detail
+
+
+def test_a_version_that_never_answers_is_an_error_within_the_time(tmp_path: Path) -> None:
+    with scripted_engine(models=("chat@v3", "chat@v4"), faults="stall:0", slots=64) as engine:
+        found = asyncio.run(evaluate(gate_run(tmp_path, engine.url, limit_s=1.0)))
+    assert found.verdict is Verdict.ERROR
+    assert "not answered" in found.detail
+
+
+def test_a_run_that_is_no_longer_wished_for_ends_and_asks_nothing_more(tmp_path: Path) -> None:
+    with scripted_engine(models=("chat@v3", "chat@v4"), faults="stall:0") as engine:
+
+        async def give_up() -> None:
+            task = asyncio.create_task(evaluate(gate_run(tmp_path, engine.url)))
+            await asyncio.to_thread(engine.wait_for_stats, lambda stats: stats["running"] > 0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(give_up())
+        stats = engine.wait_for_stats(lambda stats: stats["running"] == 0)
+    assert stats["requests"] <= 4  # as many as it asks at once
+
+
+def test_a_run_whose_parent_has_died_ends_by_itself(tmp_path: Path) -> None:
+    """Its progress goes nowhere any more: at the next line of it the child ends, long before the set does."""
+    answers = table(SetKind.ACCEPTANCE)
+    with scripted_engine(answers=answers, models=("chat@v3", "chat@v4"), ttft_ms=200) as engine:
+        command = [sys.executable, "-m", "headrace", *quality_gate.command(gate_run(tmp_path, engine.url))]
+        command += ["--concurrency", "1"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stderr is not None
+            assert child.stdout is not None
+            assert child.stderr.readline() == b"4 of 40 answers\n"
+            child.stderr.close()
+            child.stdout.close()
+            child.wait(60)
+        assert engine.stats()["requests"] < 40
