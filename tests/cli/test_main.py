@@ -1,5 +1,7 @@
 """What every command does with errors that no command foresees: one line, the right exit status."""
 
+import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.main import main
+from headrace.cli.main import COMMANDS, main
 
 HEADRACE = [sys.executable, "-m", "headrace"]
 
@@ -35,6 +37,30 @@ def test_the_name_alone_shows_what_there_is(capsys: pytest.CaptureFixture[str]) 
     assert main([]) == 2
     told = capsys.readouterr().err
     assert all(f"    {command} " in told for command in ("up", "status", "keys", "usage"))
+
+
+def test_the_table_of_commands_is_what_its_modules_add() -> None:
+    for module, commands in COMMANDS.items():
+        lone = argparse.ArgumentParser()
+        added = lone.add_subparsers()
+        importlib.import_module(f"headrace.cli.{module}").add(added)
+        assert tuple(added.choices) == commands
+
+
+def test_a_mistyped_command_is_told_all_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["stauts"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert all(command in told for commands in COMMANDS.values() for command in commands)
+
+
+def test_a_command_waits_for_no_import_that_only_others_need() -> None:
+    watched = "import sys; from headrace.cli.main import parser; parser('prices'); print('headrace.gateway' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", watched], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

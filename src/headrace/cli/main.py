@@ -1,36 +1,41 @@
 """`headrace COMMAND`: finds the command, turns errors into one clear line and an exit status."""
 
 import argparse
+import importlib
 import os
 import sys
 
 import headrace
-from headrace.cli import (
-    admins,
-    audit,
-    contract,
-    db,
-    deploy,
-    deployments,
-    engine,
-    evaluate,
-    invoice,
-    keys,
-    models,
-    prices,
-    reconcile,
-    status,
-    tenants,
-    up,
-    usage,
-)
 from headrace.core.errors import ConfigError, HeadraceError
 
 DONE, FAILED, OPERATOR_MUST_ACT, INTERRUPTED = 0, 1, 2, 130
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line; docs/reference/cli.md is checked against it."""
+# The modules of cli/ in the order of `headrace --help`, each with the commands that it adds.
+COMMANDS = {
+    "up": ("up",),
+    "status": ("status",),
+    "deploy": ("plan", "apply", "rollback"),
+    "deployments": ("deployments",),
+    "tenants": ("tenants",),
+    "keys": ("keys",),
+    "admins": ("admins",),
+    "audit": ("audit",),
+    "prices": ("prices",),
+    "usage": ("usage",),
+    "invoice": ("invoice", "adjust"),
+    "reconcile": ("reconcile",),
+    "models": ("models",),
+    "contract": ("contract", "openapi"),
+    "evaluate": ("eval",),
+    "db": ("db",),
+    "engine": ("engine",),
+}
+
+
+def parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line; docs/reference/cli.md is checked against it. With the name of a command, that command alone:
+    who runs one needn't wait until what all of them need was imported."""
     root = argparse.ArgumentParser(
         prog="headrace",
         description="An inference provider in a box.",
@@ -39,26 +44,9 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (
-        up,
-        status,
-        deploy,
-        deployments,
-        tenants,
-        keys,
-        admins,
-        audit,
-        prices,
-        usage,
-        invoice,
-        reconcile,
-        models,
-        contract,
-        evaluate,
-        db,
-        engine,
-    ):
-        module.add(commands)
+    asked = [module for module, added in COMMANDS.items() if command in added]
+    for module in asked or (() if command == "--version" else COMMANDS):
+        importlib.import_module(f"headrace.cli.{module}").add(commands)
     return root
 
 
@@ -67,7 +55,7 @@ def main(argv: list[str]) -> int:
     if not argv:  # who types the name alone wants to know what there is
         parser().print_help(sys.stderr)
         return OPERATOR_MUST_ACT
-    arguments = parser().parse_args(argv)
+    arguments = parser(argv[0]).parse_args(argv)
     try:
         status = int(arguments.run(arguments) or DONE)
         print(end="", flush=True)  # what can't be written is told here, not by the interpreter on its way out
