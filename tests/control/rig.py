@@ -13,11 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from headrace.control.engine_spec import EngineSpec
 from headrace.control.launchers import Launcher, Lifeline
 from headrace.control.reconciler import Reconciler
-from headrace.control.replica import EngineSpec
 from headrace.control.status import ReplicaStatus
 from headrace.core.clock import SystemClock
+from headrace.core.deployment_terms import LifecycleTerms
 from headrace.core.fleet import FleetSnapshot, Replica, ReplicaState, Task
 from headrace.engines.kinds import KINDS
 from headrace.engines.starting import Asked, Command, Kind
@@ -138,7 +139,7 @@ def launching(engines: Engines | None) -> Iterator[Launcher | None]:
         lifeline.close()
 
 
-def spec(deployment: str = "model", *, path: Path = Path("unused"), task: Task = Task.CHAT) -> EngineSpec:
+def spec(deployment: str = "model", *, path: Path | None = None, task: Task = Task.CHAT) -> EngineSpec:
     return EngineSpec(
         deployment=deployment,
         model_path=path,
@@ -147,6 +148,7 @@ def spec(deployment: str = "model", *, path: Path = Path("unused"), task: Task =
         slots=2,
         context_tokens=1024,
         threads=1,
+        terms=LifecycleTerms(stop_grace_s=0.3),
     )
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from headrace.control.engine_watch import EngineLimits
 from headrace.control.reconciler import Reconciler
-from headrace.control.replica import EngineLimits
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import ReplicaState, Task
-from headrace.policies.restart import RestartPolicy
+from headrace.policies.replica_life import Restarts
 from tests.control.rig import (
     Record,
     eventually,
@@ -33,7 +33,7 @@ READY, DRAINING, STOPPED, FAILED = (
     ReplicaState.STOPPED,
     ReplicaState.FAILED,
 )
-AT_ONCE = RestartPolicy(first_s=0.01, ceiling_s=0.01)
+AT_ONCE = Restarts(quick_s=0.01, first_s=0.01, ceiling_s=0.01)
 
 
 def test_a_deployment_is_published_before_its_engine_is_ready_and_without_replica(tmp_path: Path) -> None:

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from headrace.control.replica import EngineSpec
+from headrace.control.engine_spec import EngineSpec
 from headrace.core.fleet import Replica, ReplicaState, Task
 from headrace.engines.fetch import Response, fetch
-from headrace.policies.restart import RestartPolicy
+from headrace.policies.replica_life import Restarts
 from tests.control.rig import Engines, Record, eventually, is_running, parent_of, reconciling, until
 from tests.support.models import shared_store
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
-AT_ONCE = RestartPolicy(first_s=0.01, ceiling_s=0.01)
+AT_ONCE = Restarts(quick_s=0.01, first_s=0.01, ceiling_s=0.01)
 PING = {"messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
 
 
@@ -36,7 +36,7 @@ def chat_spec(path: Path | None = None) -> EngineSpec:
     return EngineSpec(
         deployment="chat",
         model_path=path or model_path("smollm2-135m-instruct"),
-        model_sha256="0" * 64,
+        model_sha256="",
         task=Task.CHAT,
         slots=2,
         context_tokens=512,
@@ -48,7 +48,7 @@ def embedding_spec() -> EngineSpec:
     return EngineSpec(
         deployment="embeddings",
         model_path=model_path("all-minilm-l6-v2"),
-        model_sha256="0" * 64,
+        model_sha256="",
         task=Task.EMBEDDINGS,
         slots=2,
         context_tokens=4096,
@@ -212,11 +212,11 @@ import asyncio, random, sys
 from pathlib import Path
 from headrace.control.launchers import Launcher, Lifeline
 from headrace.control.reconciler import Reconciler
-from headrace.control.replica import EngineSpec
+from headrace.control.engine_spec import EngineSpec
 from headrace.core.clock import SystemClock
 from headrace.core.fleet import Task
 
-spec = EngineSpec("chat", Path(sys.argv[1]), "0" * 64, Task.CHAT, slots=1, context_tokens=512, threads=1)
+spec = EngineSpec("chat", Path(sys.argv[1]), "", Task.CHAT, slots=1, context_tokens=512, threads=1)
 asyncio.run(
     Reconciler(
         [spec],

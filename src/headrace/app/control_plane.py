@@ -13,12 +13,15 @@ from headrace.app.supplier import ModelSupplier
 from headrace.config import Config, resolve_secret
 from headrace.control.autoscaler import ScaleByLoad
 from headrace.control.cold_starts import ColdStarts
+from headrace.control.engine_spec import EngineSpec
+from headrace.control.engine_watch import EngineLimits
 from headrace.control.fleet import Before, Fleet
 from headrace.control.launchers import Launcher
+from headrace.control.launches import Adopted, Launches
 from headrace.control.lease import sole_controller
 from headrace.control.offers import Offers
 from headrace.control.reconciler import Reconciler, refuse_twins
-from headrace.control.replica import Adopted, EngineLimits, EngineReplica, EngineSpec, Launches
+from headrace.control.replica import EngineReplica
 from headrace.control.status import ColdStart, ReplicaStatus
 from headrace.control.steering import AtOnce
 from headrace.control.upstreams import UNPINNED, Remembered
@@ -30,7 +33,7 @@ from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.core.isolation import CacheIsolation
 from headrace.core.load import PlaneLoad
-from headrace.policies.restart import RestartPolicy
+from headrace.policies.replica_life import Restarts
 from headrace.stores.database import DatabaseUnavailable
 from headrace.stores.deployments import open_deployments
 from headrace.stores.fleet import FleetStore, open_fleet
@@ -191,7 +194,8 @@ class ControlPlane:
             clock=self._clock,
             chance=self._chance,
             limits=EngineLimits(),
-            restarts=RestartPolicy(),
+            restarts=Restarts(),
+            weights=self._supplier.weights,
             changed=changed,
         )
 

@@ -1,11 +1,11 @@
 """How does a version become something that can be started? What headrace.toml names is here; the rest is fetched by its digest."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.config import Config
-from headrace.control.replica import EngineSpec
+from headrace.control.engine_spec import EngineSpec, of_applied
+from headrace.control.weights import Weights
 from headrace.core.deployments import (
     AppliedVersion,
     Artifact,
@@ -17,19 +17,20 @@ from headrace.core.deployments import (
 from headrace.core.deployments import Revision as FixedRevision
 from headrace.core.errors import ConfigError
 from headrace.engines.kinds import KINDS
-from headrace.stores.downloads import Silent
+from headrace.stores.downloads import Progress
 from headrace.stores.registry import ModelStore, StoredModel
 
 
 class ModelSupplier:
     """Engines of headrace.toml by what was stored at the start, applied ones by the artifacts of their revision.
 
-    State: `_models`, by name.
+    State: `_models`, by name. `weights` brings the files of both.
     """
 
     def __init__(self, config: Config, data: Path, models: Sequence[StoredModel]) -> None:
         self._config = config
         self._store = ModelStore(data / "models")
+        self.weights = Weights(data / "models", self._fetch)
         self._models = {model.name: model for model in models}
 
     def implicit(self) -> dict[str, AppliedVersion]:
@@ -37,31 +38,21 @@ class ModelSupplier:
         return {model.name: self._implicit(model) for model in self._models.values()}
 
     async def prepare(self, applied: AppliedVersion) -> EngineSpec:
-        """Fetches what isn't here. Raises ConfigError."""
+        """What is to run; its files are fetched by each replica. Raises ConfigError."""
         if applied.version == 0:
             return self._engine_spec(self._models[applied.name])
-        revision, location = applied.revision, applied.spec.deployment.location
-        if revision.engine not in KINDS:
-            raise ConfigError(f"engine {revision.engine}: nothing here starts it")
-        kind, args = KINDS[revision.engine], revision.args
-        weights = Path()
-        if revision.weights is not None:
-            weights = await asyncio.to_thread(self._store.fetch, revision.weights, progress=Silent())
-        is_embedded = revision.engine is EngineKind.EMBEDDED
-        return EngineSpec(
-            deployment=applied.name,
-            model_path=weights,
-            model_sha256="" if revision.weights is None else revision.weights.sha256,
-            task=revision.task,
-            slots=args.slots or (self._config.engine.slots if is_embedded else kind.slots),
-            context_tokens=args.context_tokens or (self._config.engine.context_tokens if is_embedded else 0),
-            threads=args.threads or 0,
-            location=location or self._config.server.location,
-            engine=revision.engine,
-            version=applied.version,
-            digest=revision.digest,
-            args=args,
+        if applied.revision.engine not in KINDS:
+            raise ConfigError(f"engine {applied.revision.engine}: nothing here starts it")
+        engine = self._config.engine
+        return of_applied(
+            applied,
+            location=self._config.server.location,
+            slots=engine.slots,
+            context_tokens=engine.context_tokens,
         )
+
+    def _fetch(self, artifact: Artifact, progress: Progress) -> Path:
+        return self._store.fetch(artifact, progress=progress)
 
     def _implicit(self, model: StoredModel) -> AppliedVersion:
         engine = self._config.engine

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from headrace.control.engine_spec import EngineSpec
 from headrace.control.launchers import Launcher
+from headrace.control.launches import Adopted, Launches
 from headrace.control.lives import Life, StoredLaunches
 from headrace.control.offers import Offers, offered_before, offers_of
-from headrace.control.replica import Adopted, EngineReplica, EngineSpec, Launches
+from headrace.control.replica import EngineReplica
 from headrace.control.sight import Sight
 from headrace.control.status import ColdStart, ReplicaStatus
 from headrace.control.steering import (

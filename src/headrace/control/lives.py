@@ -113,7 +113,7 @@ class Life:
             in_flight=load.in_flight(self.id, status.generation),
             slots=1 if self.engine is None else self.engine.slots,
             failures=self.failures,
-            is_stuck=self.failures >= self.applied.spec.lifecycle.restarts_max,
+            is_stuck=status.is_stuck or self.failures >= self.applied.spec.lifecycle.restarts_max,
             is_draining=self.row.is_draining,
             gauges=status.gauges,
         )

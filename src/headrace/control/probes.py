@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from headrace.core.deployment_terms import ReadyTerms
 from headrace.core.errors import UpstreamError
 from headrace.core.fleet import Task
 from headrace.core.outcome import AttemptOutcome
@@ -19,6 +20,7 @@ OWNER_LENGTH_MAX = 100
 _NAME = re.compile(r"[^\x00-\x20\x7f](?:[^\x00-\x1f\x7f]{0,198}[^\x00-\x20\x7f])?")
 
 T = TypeVar("T")
+PING = ReadyTerms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,40 @@ class OfferedModel:
     isolates_callers: bool = False
 
 
-async def canary(address: Address, *, model: str, task: Task, timeout_s: float) -> None:
-    """Sends the smallest real request and returns when the right kind of answer came back; else raises UpstreamError.
+async def canary(
+    address: Address, *, model: str, task: Task, timeout_s: float, terms: ReadyTerms = PING
+) -> None:
+    """Sends a small real request and returns when the right kind of answer came back; else raises UpstreamError.
 
     A port that accepts and a health page that says `ok` prove neither that the weights work nor that the name is right.
+
+    Args:
+        terms: What is asked, and what the answer to a chat must contain.
     """
-    path, question, answer = _CANARIES[task]
+    if task is Task.CHAT:
+        question = {
+            "messages": [{"role": "user", "content": terms.prompt}],
+            "max_tokens": terms.max_tokens,
+        }
+        path = "/v1/chat/completions"
+    else:
+        question, path = {"input": terms.prompt}, "/v1/embeddings"
     body = msgspec.json.encode({"model": model, **question})
     response = await _ask(address, "POST", path, body=body, timeout_s=timeout_s)
-    _decode(response, answer)
+    if task is not Task.CHAT:
+        _decode(response, _EmbeddingAnswer)
+        return
+    said = _decode(response, _ChatAnswer).choices[0].message.content or ""
+    if terms.expect not in said:
+        raise UpstreamError(
+            f"the answer {said[:QUOTED_BYTES_MAX]!r} doesn't contain {terms.expect!r}",
+            reason=AttemptOutcome.GARBAGE.value,
+        )
+
+
+async def health(address: Address, path: str, *, timeout_s: float) -> None:
+    """Returns when that path is answered with 200, whatever is in the answer; else raises UpstreamError."""
+    await _ask(address, "GET", path, timeout_s=timeout_s)
 
 
 async def offered_models(address: Address, *, timeout_s: float) -> tuple[OfferedModel, ...]:
@@ -85,33 +112,15 @@ async def total_slots(address: Address, *, timeout_s: float) -> int:
     return _decode(response, _Properties).total_slots
 
 
-async def gauges(address: Address, *, timeout_s: float) -> dict[str, float]:
-    """The server's metrics. Raises UpstreamError."""
-    return parse_gauges(await metrics_text(address, timeout_s=timeout_s))
-
-
 async def metrics_text(address: Address, *, timeout_s: float) -> str:
     """The same as the server wrote it, in the Prometheus text format. Raises UpstreamError."""
     response = await _ask(address, "GET", "/metrics", timeout_s=timeout_s)
     return response.body.decode("utf-8", errors="replace")
 
 
-def parse_gauges(text: str) -> dict[str, float]:
-    """Samples without labels from the Prometheus text format, names without the `llamacpp:` in front."""
-    found = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if not name or name.startswith("#") or "{" in name:
-            continue
-        try:
-            found[name.rpartition(":")[2]] = float(value)
-        except ValueError:
-            continue
-    return found
-
-
 class _Message(msgspec.Struct):
     role: str
+    content: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -129,16 +138,6 @@ class _Embedding(msgspec.Struct):
 
 class _EmbeddingAnswer(msgspec.Struct):
     data: tuple[_Embedding]
-
-
-_CANARIES: dict[Task, tuple[str, dict[str, Any], type[msgspec.Struct]]] = {
-    Task.CHAT: (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "ping"}], "max_tokens": 1},
-        _ChatAnswer,
-    ),
-    Task.EMBEDDINGS: ("/v1/embeddings", {"input": "ping"}, _EmbeddingAnswer),
-}
 
 
 class _ModelMeta(msgspec.Struct):

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from headrace.control import upstreams as upstream_servers
+from headrace.control.engine_spec import EngineSpec
+from headrace.control.engine_watch import EngineLimits
 from headrace.control.launchers import Launcher
-from headrace.control.replica import EngineLimits, EngineReplica, EngineSpec
+from headrace.control.replica import EngineReplica
 from headrace.control.status import ReplicaStatus
 from headrace.control.upstreams import Remembered, Upstream, UpstreamLimits, UpstreamWatch
+from headrace.control.weights import Weights
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
@@ -17,7 +20,7 @@ from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.engines.kinds import KINDS
 from headrace.engines.starting import Kind
-from headrace.policies.restart import RestartPolicy
+from headrace.policies.replica_life import Restarts
 
 NOTHING = FleetSnapshot()
 NOBODY: Mapping[ReplicaId, Remembered] = {}
@@ -51,8 +54,9 @@ class Reconciler:
         remembered: Mapping[ReplicaId, Remembered] = NOBODY,
         engine_limits: EngineLimits | None = None,
         upstream_limits: UpstreamLimits | None = None,
-        restarts: RestartPolicy | None = None,
+        restarts: Restarts | None = None,
         kinds: Mapping[str, Kind] = KINDS,
+        weights: Weights | None = None,
     ) -> None:
         self._publish = publish
         self._observe = observe
@@ -65,9 +69,10 @@ class Reconciler:
                 clock=clock,
                 chance=chance,
                 limits=engine_limits or EngineLimits(),
-                restarts=restarts or RestartPolicy(),
+                restarts=restarts or Restarts(),
                 changed=self._changed,
                 kinds=kinds,
+                weights=weights,
             )
             for spec in engines
         ]

@@ -15,15 +15,19 @@ class ColdStart:
         launch_s: From the launch to a process that begins to load.
         load_s: Until it listens: weights read, memory laid out.
         warm_s: Until a first request was answered.
+        fetch_s: Before the launch, until its files were here and checked.
+        capacity_s: Until there was room for it: what ran in its place before had ended.
     """
 
     launch_s: float
     load_s: float
     warm_s: float
+    fetch_s: float = 0.0
+    capacity_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.launch_s + self.load_s + self.warm_s
+        return self.capacity_s + self.fetch_s + self.launch_s + self.load_s + self.warm_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,11 @@ class ReplicaStatus:
         traits: What kind of engine it is; None while that isn't known.
         location: Where it runs; "" where nobody said.
         version: The applied version that it runs; 0 for what has none.
+        code: The reason in one word (policies.replica_life.Reason); "" for servers that others run.
+        since_s: When it came into its state, by the machine's monotonic clock.
+        ready_s: Since when it serves, by that clock; None while it doesn't.
+        failures: Lives in a row that ended soon.
+        is_stuck: Waiting for it is in vain: it crashes again and again, or what it lacks won't come by itself.
     """
 
     deployment: str
@@ -52,6 +61,11 @@ class ReplicaStatus:
     traits: EngineTraits | None = None
     location: str = ""
     version: int = 0
+    code: str = ""
+    since_s: float = 0.0
+    ready_s: float | None = None
+    failures: int = 0
+    is_stuck: bool = False
 
 
 def announcement(status: ReplicaStatus, *, is_ours: bool) -> str | None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from headrace.control.replica import EngineSpec
+from headrace.control.engine_spec import EngineSpec
 from headrace.core.deployments import AppliedVersion
 from headrace.core.errors import HeadraceError
 

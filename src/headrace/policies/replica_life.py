@@ -88,6 +88,12 @@ class Reason(StrEnum):
 
 # Nothing that a second try a moment later would change.
 _NOT_BY_CHANCE = frozenset({Reason.OUT_OF_MEMORY, Reason.CORRUPT_MODEL, Reason.UNSUITABLE})
+_WILL_COME_AGAIN = _NOT_BY_CHANCE | {
+    Reason.FETCH_STALLED,
+    Reason.FETCH_TIMEOUT,
+    Reason.START_STALLED,
+    Reason.START_TIMEOUT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,21 +189,26 @@ class Restarts:
         first_s: After the second; doubles with each further one.
         ceiling_s: Longest delay.
         steady_s: A life that was ready for this long ended for a new reason: the count begins again.
-        lives_max: So many short lives in a row are a crash loop.
     """
 
     quick_s: float = 0.5
     first_s: float = 10.0
     ceiling_s: float = 300.0
     steady_s: float = 60.0
-    lives_max: int = 5
 
     def short_lives(self, before: int, *, ready_for_s: float) -> int:
         """Short lives in a row, counting the one that just ended."""
         return 1 if ready_for_s >= self.steady_s else before + 1
 
-    def is_crash_loop(self, short_lives: int) -> bool:
-        return short_lives >= self.lives_max
+    def is_crash_loop(self, short_lives: int, *, most: int) -> bool:
+        """Whether so many short lives in a row, of `most`, say that the next one will be no longer."""
+        return short_lives >= most
+
+    def is_stuck(self, short_lives: int, ending: Ending | None, *, most: int) -> bool:
+        """Whether waiting for it is in vain: a crash loop, or a life that ended for what the next one will meet as well."""
+        return ending is not None and (
+            self.is_crash_loop(short_lives, most=most) or ending.reason in _WILL_COME_AGAIN
+        )
 
     def delay_s(self, short_lives: int, reason: Reason, chance: Chance) -> float:
         """Between half and all of the backoff, so that engines that ended together don't start together."""

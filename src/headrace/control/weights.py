@@ -1,0 +1,182 @@
+"""Are a replica's files here, and what they should be? Fetched, read through once, and put aside when they are damaged.
+
+A file is read whole before it is used for the first time, and again when it has changed or an engine failed to load it:
+reading hundreds of gigabytes for each start would cost more than it finds.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.core.deployments import Artifact
+from headrace.core.errors import HeadraceError
+from headrace.stores.downloads import Progress
+
+CHUNK_BYTES = 4 << 20
+Fetch = Callable[[Artifact, Progress], Path]
+
+
+class Abandoned(Exception):
+    """Nobody waits for it any more."""
+
+
+class CorruptModel(Exception):
+    """A file is not what it should be, and has been put aside."""
+
+
+class Meter:
+    """How far the work on a thread is; the thread ends at its next step once nobody waits for it.
+
+    Owner: the thread; another may read `bytes_done` and set `is_abandoned`.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_done = 0
+        self.is_abandoned = False
+        self._before = 0  # of the steps that are over
+        self._step = 0
+
+    def say(self, line: str) -> None:
+        """A step began, which is progress too."""
+        self._before, self._step = self._before + self._step + 1, 0
+        self._measure()
+
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        if done_bytes < self._step:
+            self._before += self._step
+        self._step = done_bytes
+        self._measure()
+
+    def _measure(self) -> None:
+        self.bytes_done = self._before + self._step
+        if self.is_abandoned:
+            raise Abandoned
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that is here, and the digest that it should have."""
+
+    path: Path
+    sha256: str
+
+
+class Weights:
+    """The files of this machine's replicas.
+
+    Args:
+        root: Of the model store.
+        fetch: Brings an artifact here and says where it lies; blocking. None where nothing is fetched.
+    """
+
+    def __init__(self, root: Path, fetch: Fetch | None = None) -> None:
+        self._root = root
+        self._fetch = fetch
+
+    async def bring(
+        self,
+        artifacts: Mapping[str, Artifact],
+        known: Iterable[File],
+        *,
+        meter: Meter,
+        is_suspect: bool,
+    ) -> dict[str, Path]:
+        """Where the artifacts lie, by what they are for, each of them and of `known` checked.
+
+        A damaged artifact is put aside and fetched again, once.
+
+        Args:
+            is_suspect: An engine could not load them, so all are read whatever was found before.
+        Raises:
+            CorruptModel: Also what was fetched anew is damaged, or what can't be fetched.
+            HeadraceError, OSError: It can't be fetched or read.
+            Abandoned: `meter` says so.
+        """
+        work = asyncio.to_thread(self._bring, artifacts, tuple(known), meter, is_suspect)
+        try:
+            return await work
+        finally:
+            meter.is_abandoned = True
+
+    def _bring(
+        self, artifacts: Mapping[str, Artifact], known: tuple[File, ...], meter: Meter, is_suspect: bool
+    ) -> dict[str, Path]:
+        if damaged := self._damaged(known, meter, is_suspect=is_suspect):
+            raise CorruptModel(_told(damaged))
+        paths = {}
+        for name, artifact in artifacts.items():
+            path = self._fetched(artifact, meter)
+            if self._damaged(_files(artifact, path), meter, is_suspect=is_suspect):
+                path = self._fetched(artifact, meter)
+                if damaged := self._damaged(_files(artifact, path), meter, is_suspect=True):
+                    raise CorruptModel(f"{_told(damaged)}, fetched twice from {artifact.uri}")
+            paths[name] = path
+        return paths
+
+    def _fetched(self, artifact: Artifact, meter: Meter) -> Path:
+        if self._fetch is None:
+            raise HeadraceError(f"{artifact.uri} is not here, and nothing is fetched by this service")
+        return self._fetch(artifact, meter)
+
+    def _damaged(self, files: tuple[File, ...], meter: Meter, *, is_suspect: bool) -> list[File]:
+        """Those whose bytes are not what they should be; they are put aside."""
+        damaged = []
+        for file in files:
+            stamp = _stamp(file.path)
+            seen = self._root / "verified" / file.sha256
+            if not is_suspect and _read(seen) == stamp:
+                continue
+            if _sha256(file.path, meter) == file.sha256:
+                with contextlib.suppress(OSError):  # then it is read once more the next time
+                    seen.parent.mkdir(parents=True, exist_ok=True)
+                    seen.write_text(stamp)
+            else:
+                self._put_aside(file)
+                damaged.append(file)
+        return damaged
+
+    def _put_aside(self, file: File) -> None:
+        """Out of the store, so that it is fetched anew, but kept: whoever wonders can compare. Others' files stay."""
+        path = file.path.resolve()
+        if path.is_relative_to(self._root.resolve()):
+            aside = self._root / "quarantine"
+            aside.mkdir(parents=True, exist_ok=True)
+            path.replace(aside / file.sha256)
+        with contextlib.suppress(FileNotFoundError):
+            (self._root / "verified" / file.sha256).unlink()
+
+
+def _files(artifact: Artifact, path: Path) -> tuple[File, ...]:
+    if artifact.files:
+        return tuple(File(path / file.path, file.sha256) for file in artifact.files)
+    return (File(path, artifact.sha256),) if artifact.sha256 else ()
+
+
+def _stamp(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _sha256(path: Path, meter: Meter) -> str:
+    digest, done = hashlib.sha256(), 0
+    meter.say(f"checking {path.name}")
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            meter.advance(done, 0)
+    return digest.hexdigest()
+
+
+def _told(damaged: list[File]) -> str:
+    return ", ".join(f"{file.path}: not the bytes of {file.sha256[:12]}..." for file in damaged)

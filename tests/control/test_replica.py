@@ -1,0 +1,256 @@
+"""One replica from its start to its end, with real processes: what makes it ready, what takes it out, and why it failed."""
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.control.engine_watch import EngineLimits
+from headrace.core.deployment_terms import LifecycleTerms, ReadyTerms
+from headrace.core.fleet import Task
+from headrace.engines.starting import Asked, Command, Kind
+from tests.control.lives import (
+    FAILED,
+    PENDING,
+    READY,
+    STARTING,
+    WARMING,
+    living,
+    run,
+    scripted,
+)
+from tests.control.rig import eventually, is_running
+
+# Ready
+
+
+@pytest.mark.slow
+def test_a_port_that_is_open_long_before_it_is_ready_gets_no_request(tmp_path: Path) -> None:
+    """REPORTS 81 and 86: nothing is offered while it answers 503; then it is, and its start is known by stage."""
+
+    async def scenario() -> None:
+        async with living(scripted(load_s=0.3, ready_after_s=0.5), tmp_path) as life:
+            await eventually(lambda: life.states()[-1:] == [WARMING])
+            assert not life.offers
+            await eventually(lambda: life.offers)
+            assert life.states() == [STARTING, WARMING, READY]
+            (took,) = life.measured
+            assert took.load_s >= 0.3
+            assert took.warm_s >= 0.5
+            assert took == life.replica.status().cold_start
+            assert life.replica.deployment().retry_after_s == took.total_s
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_ready_means_the_answer_that_was_asked_for(tmp_path: Path) -> None:
+    """E4: a server that answers, but nonsense, is not ready."""
+    terms = LifecycleTerms(ready=ReadyTerms("What is the capital of France?", 8, expect="Paris"))
+
+    async def scenario() -> None:
+        async with living(scripted(terms=terms, answer="Rome"), tmp_path / "wrong") as life:
+            status = await life.failed()
+            assert status.code == "canary_failed"
+            assert "doesn't contain 'Paris'" in status.reason
+            assert READY not in life.states()
+        async with living(scripted(terms=terms, answer="It is Paris."), tmp_path / "right") as life:
+            await eventually(lambda: life.offers)
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_a_canary_that_is_never_answered_is_no_readiness(tmp_path: Path) -> None:
+    """vllm#39863: the port answers and the list of models is there, though the core is dead."""
+    terms = LifecycleTerms(ready=ReadyTerms(timeout_s=0.3))
+
+    async def scenario() -> None:
+        async with living(scripted(terms=terms, fault="stall:0"), tmp_path) as life:
+            status = await life.failed()
+            assert status.code == "canary_failed"
+            assert "no answer within 0.3 s" in status.reason
+
+    run(scenario)
+
+
+def test_an_embedding_model_is_asked_for_an_embedding(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with living(replace(scripted(), task=Task.EMBEDDINGS), tmp_path) as life:
+            await eventually(lambda: life.offers)
+
+    run(scenario)
+
+
+# Stages that take too long
+
+
+def test_a_start_without_progress_is_given_up_and_a_rollout_can_see_that_it_waits_in_vain(
+    tmp_path: Path,
+) -> None:
+    terms = LifecycleTerms(start_stall_s=0.5)
+
+    async def scenario() -> None:
+        async with living(scripted(terms=terms, load_fault="hang"), tmp_path) as life:
+            status = await life.failed()
+            assert (status.state, status.code, status.is_stuck) == (FAILED, "start_stalled", True)
+            assert "did not open its port, and neither wrote nor took memory" in status.reason
+
+    run(scenario)
+
+
+def test_a_start_has_a_budget_too(tmp_path: Path) -> None:
+    terms = LifecycleTerms(start_timeout_s=0.5)
+
+    async def scenario() -> None:
+        async with living(scripted(terms=terms, ready_after_s=600.0), tmp_path) as life:
+            status = await life.failed()
+            assert (status.code, status.is_stuck) == ("start_timeout", True)
+            assert "within 0.5 s of its launch" in status.reason
+
+    run(scenario)
+
+
+# Ends
+
+
+def test_a_start_without_memory_has_a_reason_of_its_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with living(scripted(load_fault="out_of_memory"), tmp_path) as life:
+            status = await life.failed()
+            assert (status.code, status.is_stuck) == ("out_of_memory", True)
+            assert "failed to allocate 1 TB" in status.reason
+
+    run(scenario)
+
+
+def test_an_engine_that_ran_out_of_memory_for_real_is_known_by_its_last_words(tmp_path: Path) -> None:
+    """E8. The limit stands in for a machine that is full."""
+    code = "import sys; print('loading', file=sys.stderr); x = bytearray(10**10)"
+
+    def command(asked: Asked, port: int, key: str) -> Command:
+        return Command(("sh", "-c", f'ulimit -v 500000; exec "{sys.executable}" -c "{code}"'))
+
+    async def scenario() -> None:
+        kinds = {"scripted": Kind("scripted", "scripted", command, speaks_reports=True)}
+        async with living(scripted(), tmp_path, kinds=kinds) as life:
+            status = await life.failed()
+            assert (status.code, status.reason) == ("out_of_memory", "ended with status 1; MemoryError")
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_a_crash_loop_is_told_and_a_single_crash_is_not(tmp_path: Path) -> None:
+    terms = LifecycleTerms(restarts_max=3)
+
+    async def scenario() -> None:
+        async with living(scripted(terms=terms, lives_s=0.2), tmp_path) as life:
+            first = await life.failed(1)
+            assert (first.state, first.code, first.is_stuck) == (PENDING, "crashed", False)
+            third = await life.failed(3)
+            assert (third.state, third.code, third.is_stuck) == (FAILED, "crashed", True)
+            assert life.replica.status().restarts >= 2
+
+    run(scenario)
+
+
+def test_what_an_engine_cant_do_is_a_reason_and_not_a_crash(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with living(scripted(gpu_layers=3), tmp_path) as life:
+            status = await life.failed()
+            assert (status.code, status.is_stuck) == ("unsuitable", True)
+            assert "revision.args.gpu_layers" in status.reason
+
+    run(scenario)
+
+
+# In service
+
+
+@pytest.mark.slow
+def test_one_that_says_it_cant_serve_is_out_until_it_says_twice_that_it_can(tmp_path: Path) -> None:
+    """REPORTS 88, T22: the same process comes back as the same generation, so what is counted on it stays counted."""
+
+    async def scenario() -> None:
+        async with living(scripted(fault="health_down@3-8"), tmp_path) as life:
+            await eventually(lambda: life.offers)
+            (before,) = life.replica.deployment().replicas
+            pid = life.replica.status().pid
+            await eventually(lambda: not life.offers)
+            assert life.statuses[-1].state is WARMING
+            await eventually(lambda: life.offers)
+            assert life.replica.deployment().replicas == (before,)
+            assert (life.replica.status().pid, life.replica.status().failures) == (pid, 0)
+            assert life.states() == [STARTING, WARMING, READY, WARMING, READY]
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_a_health_page_that_flaps_takes_nothing_out(tmp_path: Path) -> None:
+    """T22: one bad answer between good ones proves nothing."""
+
+    async def scenario() -> None:
+        async with living(scripted(fault="health_down@1/2"), tmp_path) as life:
+            await eventually(lambda: life.offers)
+            await eventually(lambda: len(life.statuses) > 20)
+            assert life.states() == [STARTING, WARMING, READY]
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_a_stopped_process_that_goes_on_is_offered_as_before(tmp_path: Path) -> None:
+    """REPORTS 88: silence is no death until it lasts."""
+    limits = EngineLimits(scrape_every_s=0.02, scrape_s=0.1)
+
+    async def scenario() -> None:
+        async with living(scripted(), tmp_path, limits=limits) as life:
+            await eventually(lambda: life.offers)
+            pid = life.replica.status().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(0.5)
+            os.kill(pid, signal.SIGCONT)
+            seen = len(life.statuses)
+            await eventually(lambda: len(life.statuses) > seen + 2)
+            assert life.states() == [STARTING, WARMING, READY]
+            assert life.replica.status().pid == pid
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_a_renewed_replica_begins_a_new_life_that_counts_as_no_failure(tmp_path: Path) -> None:
+    """E5: the periodic restart."""
+
+    async def scenario() -> None:
+        spec = replace(scripted(), max_age_s=0.05)
+        async with living(spec, tmp_path) as life:
+            await eventually(lambda: life.offers)
+            (before,) = life.replica.deployment().replicas
+            first = life.replica.status().pid
+            assert first is not None
+            await eventually(lambda: life.replica.is_aged)
+            life.replica.renew()
+            await eventually(lambda: life.offers and life.replica.deployment().replicas != (before,))
+            assert not is_running(first)
+            assert life.replica.deployment().replicas[0].generation == before.generation + 1
+            assert (life.replica.status().failures, life.replica.status().is_stuck) == (0, False)
+
+    run(scenario)
+
+
+def test_the_gauges_of_an_engine_are_in_words_that_all_share(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with living(scripted(), tmp_path) as life:
+            await eventually(lambda: life.replica.status().gauges)
+            assert life.replica.status().gauges["kv_use"] == 0.0
+            assert life.replica.status().gauges["tokens_predicted_total"] >= 1
+
+    run(scenario)

@@ -1,0 +1,155 @@
+"""A replica's files: fetched, read through before they are used, put aside when they are damaged, and fetched again once."""
+
+import hashlib
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.control.weights import Weights
+from headrace.core.deployment_terms import LifecycleTerms
+from headrace.core.deployments import Artifact
+from headrace.stores.downloads import Progress
+from tests.control.lives import FETCHING, READY, STARTING, WARMING, living, run, scripted
+from tests.control.rig import eventually
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class Shelf:
+    """A store that keeps files as ours does: by their digest, under one root."""
+
+    def __init__(self, root: Path, *contents: bytes) -> None:
+        self.root = root
+        self.fetched = 0
+        self._contents = list(contents)
+        self.is_blocked = threading.Event()
+
+    def fetch(self, artifact: Artifact, progress: Progress) -> Path:
+        path = self.root / artifact.sha256
+        if path.exists():
+            return path
+        content = self._contents[min(self.fetched, len(self._contents) - 1)]
+        self.fetched += 1
+        self.root.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        progress.advance(len(content), len(content))
+        return path
+
+    def weights(self) -> Weights:
+        return Weights(self.root, self.fetch)
+
+
+GOOD = b"weights " * 1000
+ARTIFACT = Artifact(uri="https://example.org/weights", sha256=digest(GOOD), size_bytes=len(GOOD))
+
+
+@pytest.mark.slow
+def test_files_are_fetched_and_checked_before_the_engine_starts(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "store", GOOD)
+
+    async def scenario() -> None:
+        spec = scripted(artifacts={"weights": ARTIFACT})
+        async with living(spec, tmp_path, weights=shelf.weights()) as life:
+            await eventually(lambda: life.offers)
+            assert life.states() == [FETCHING, STARTING, WARMING, READY]
+            assert life.measured[0].fetch_s > 0
+        assert shelf.fetched == 1
+
+    run(scenario)
+
+
+def test_a_corrupt_file_is_put_aside_and_fetched_again_once(tmp_path: Path) -> None:
+    """E8: a flipped bit is found before an engine loads it."""
+    shelf = Shelf(tmp_path / "store", GOOD[:-1] + b"!", GOOD)
+
+    async def scenario() -> None:
+        spec = scripted(artifacts={"weights": ARTIFACT})
+        async with living(spec, tmp_path, weights=shelf.weights()) as life:
+            await eventually(lambda: life.offers)
+        assert shelf.fetched == 2
+        assert (shelf.root / "quarantine" / ARTIFACT.sha256).read_bytes() == GOOD[:-1] + b"!"
+
+    run(scenario)
+
+
+def test_a_file_that_is_corrupt_wherever_it_comes_from_is_a_reason(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "store", b"something else")
+
+    async def scenario() -> None:
+        spec = scripted(artifacts={"weights": ARTIFACT})
+        async with living(spec, tmp_path, weights=shelf.weights()) as life:
+            status = await life.failed()
+            assert (status.code, status.is_stuck) == ("corrupt_model", True)
+            assert "fetched twice" in status.reason
+            assert STARTING not in life.states()
+
+    run(scenario)
+
+
+def test_a_file_that_we_dont_keep_is_checked_and_left_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(b"not what it was")
+
+    async def scenario() -> None:
+        spec = replace(scripted(), model_path=path, model_sha256=digest(GOOD))
+        async with living(spec, tmp_path, weights=Weights(tmp_path / "store")) as life:
+            assert (await life.failed()).code == "corrupt_model"
+            path.write_bytes(GOOD)
+            await eventually(lambda: life.offers)
+        assert path.exists()
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_a_file_is_read_whole_again_only_when_it_has_changed_or_could_not_be_loaded(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "store", GOOD)
+
+    async def scenario() -> None:
+        spec = scripted(artifacts={"weights": ARTIFACT})
+        async with living(spec, tmp_path, weights=shelf.weights()) as life:
+            await eventually(lambda: life.offers)
+        blob = shelf.root / ARTIFACT.sha256
+        found = blob.stat()
+        blob.write_bytes(GOOD[:-1] + b"!")
+        os.utime(blob, ns=(found.st_atime_ns, found.st_mtime_ns))  # as a disk does it, without a trace
+        spec = scripted(artifacts={"weights": ARTIFACT}, load_fault="failed")
+        async with living(spec, tmp_path, weights=shelf.weights()) as life:
+            assert (await life.failed()).code == "load_failed"
+            await eventually(lambda: (shelf.root / "quarantine" / ARTIFACT.sha256).exists())
+
+    run(scenario)
+
+
+def test_a_fetch_without_a_byte_is_given_up(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "store", GOOD)
+    goes_on = threading.Event()
+
+    def fetch(artifact: Artifact, progress: Progress) -> Path:
+        goes_on.wait(60)
+        return shelf.fetch(artifact, progress)
+
+    async def scenario() -> None:
+        spec = scripted(artifacts={"weights": ARTIFACT}, terms=LifecycleTerms(fetch_stall_s=0.3))
+        async with living(spec, tmp_path, weights=Weights(shelf.root, fetch)) as life:
+            status = await life.failed()
+            goes_on.set()
+            assert (status.code, status.is_stuck) == ("fetch_stalled", True)
+
+    run(scenario)
+
+
+def test_what_cant_be_fetched_says_why(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        spec = scripted(artifacts={"weights": ARTIFACT})
+        async with living(spec, tmp_path, weights=Weights(tmp_path)) as life:
+            status = await life.failed()
+            assert status.code == "fetch_failed"
+            assert "is not here, and nothing is fetched" in status.reason
+
+    run(scenario)
