@@ -34,11 +34,17 @@ class Life:
 
     replica: EngineReplica
     statuses: list[ReplicaStatus] = field(default_factory=list)
-    measured: list[ColdStart] = field(default_factory=list)
 
     @property
     def offers(self) -> bool:
         return bool(self.replica.deployment().replicas)
+
+    @property
+    def took(self) -> ColdStart:
+        """Its last successful start."""
+        found = self.replica.status().cold_start
+        assert found is not None
+        return found
 
     def states(self) -> list[ReplicaState]:
         passed: list[ReplicaState] = []
@@ -95,7 +101,6 @@ async def living(
             limits=limits or OFTEN,
             restarts=restarts,
             changed=lambda status: life.statuses.append(status),
-            measured=lambda spec, cold_start: life.measured.append(cold_start),
             kinds=kinds,
         )
         life = Life(replica)

@@ -55,7 +55,7 @@ def test_a_command_is_started_asked_and_ended(tmp_path: Path, program: str) -> N
             assert pid is not None
             key = replica.authorization.removeprefix("Bearer ")
             assert key.encode() not in arguments_of(pid)
-            assert life.measured[0].warm_s > 0
+            assert life.took.warm_s > 0
         assert not is_running(pid)
 
     run(scenario)
@@ -70,7 +70,7 @@ def test_a_command_that_goes_on_loading_is_waited_for_by_what_it_writes(tmp_path
         async with living(spec, tmp_path) as life:
             await eventually(lambda: life.offers)
             assert life.replica.status().failures == 0
-            assert life.measured[0].total_s > 5
+            assert life.took.total_s > 5
 
     run(scenario)
 

@@ -57,7 +57,7 @@ def test_files_are_fetched_and_checked_before_the_engine_starts(tmp_path: Path) 
         async with living(spec, tmp_path, weights=shelf.weights()) as life:
             await eventually(lambda: life.offers)
             assert life.states() == [FETCHING, STARTING, WARMING, READY]
-            assert life.measured[0].fetch_s > 0
+            assert life.took.fetch_s > 0
         assert shelf.fetched == 1
 
     run(scenario)

@@ -205,7 +205,7 @@ class ControlPlane:
 
     def _started(self, applied: AppliedVersion, cold: ColdStart) -> None:
         """Measured starts are kept, for the autoscaler, plans, and callers who are told when to come back."""
-        stages = {"launch": cold.launch_s, "load": cold.load_s, "warm": cold.warm_s}
+        stages = {stage.removesuffix("_s"): seconds for stage, seconds in cold.stages().items()}
         start = self._cold_starts.note(applied, stages, at_s=self._clock.wall_s())
         if start is not None:
             with contextlib.suppress(DatabaseUnavailable):  # the next start is as good

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from headrace.control.status import ReplicaStatus, announcement
+from headrace.control.status import COLD_START_STAGES, ReplicaStatus, announcement
 from headrace.core.fleet import ReplicaState
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
@@ -46,8 +46,8 @@ class ReplicaNews:
         self._seen.pop((status.replica, status.deployment), None)
         for family in (metrics.replica_ready, metrics.replica_restarts, *self._scraped().values()):
             family.remove(*labels)
-        for stage in ("launch", "load", "warm"):
-            metrics.replica_cold_start_seconds.remove(*labels, stage)
+        for stage in COLD_START_STAGES:
+            metrics.replica_cold_start_seconds.remove(*labels, stage.removesuffix("_s"))
 
     def _count(self, status: ReplicaStatus) -> None:
         labels = status.deployment, status.replica
@@ -87,20 +87,24 @@ class ReplicaNews:
                 self._log.event("replica.starting", **facts, pid=status.pid, restarts=status.restarts)
             case ReplicaState.READY:
                 cold = status.cold_start
-                stages = (
-                    {}
-                    if cold is None
-                    else {"launch_s": cold.launch_s, "load_s": cold.load_s, "warm_s": cold.warm_s}
-                )
+                stages = {} if cold is None else cold.stages()
                 self._log.event("replica.ready", **facts, pid=status.pid, **stages)
                 for stage, seconds in stages.items():
                     self._metrics.replica_cold_start_seconds.labels(
                         status.deployment, status.replica, stage.removesuffix("_s")
                     ).set(seconds)
             case ReplicaState.FAILED:
-                self._log.event("replica.failed", **facts, reason=status.reason, restarts=status.restarts)
+                self._log.event(
+                    "replica.failed",
+                    **facts,
+                    reason=status.reason,
+                    code=status.code,
+                    restarts=status.restarts,
+                )
             case ReplicaState.PENDING if status.reason:
-                self._log.event("replica.lost", **facts, reason=status.reason, restarts=status.restarts)
+                self._log.event(
+                    "replica.lost", **facts, reason=status.reason, code=status.code, restarts=status.restarts
+                )
             case ReplicaState.DRAINING | ReplicaState.STOPPED:
                 self._log.event(f"replica.{status.state.value}", **facts)
             case _:

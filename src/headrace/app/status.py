@@ -178,6 +178,8 @@ def _replica(status: ReplicaStatus, planes: Sequence[PlaneReport], slots_max: in
         "cache_isolation": status.traits and status.traits.isolation,
         "cache_risk": status.traits.cache_risk if status.traits is not None else "",
         "pid": status.pid,
-        "cold_start_s": cold and {"launch": cold.launch_s, "load": cold.load_s, "warm": cold.warm_s},
+        "cold_start_s": cold
+        and {name.removesuffix("_s"): seconds for name, seconds in cold.stages().items()},
+        "code": status.code,
         "gauges": dict(status.gauges),
     }

@@ -252,9 +252,7 @@ def _replica_row(deployment: dict[str, Any], replica: dict[str, Any]) -> tuple[o
     if silent_s := replica.get("silent_s"):
         state += f" (silent {silent_s:.0f} s)"
     stages = replica.get("cold_start_s") or {}
-    cold_start = " + ".join(
-        f"{_shown(name)} {seconds:.1f}" for name, seconds in stages.items() if seconds is not None
-    )
+    cold_start = " + ".join(f"{_shown(name)} {seconds:.1f}" for name, seconds in stages.items() if seconds)
     return (
         _shown(replica.get("id")),
         _shown(deployment.get("model")),

@@ -51,7 +51,6 @@ class EngineReplica:
         launches: Asked before each launch.
         adopted: The engine to go on with; it stays offered as it is.
         weights: Where its files come from; without it nothing is fetched or checked.
-        measured: Gets what each successful start took.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class EngineReplica:
         limits: EngineLimits,
         restarts: Restarts,
         changed: Callable[[ReplicaStatus], None],
-        measured: Callable[[EngineSpec, ColdStart], None] = lambda spec, cold_start: None,
         kinds: Mapping[str, Kind] = KINDS,
     ) -> None:
         self.id = id or ReplicaId(f"{spec.deployment}-0")
@@ -86,7 +84,6 @@ class EngineReplica:
         self._is_left = False
         self._renewal = asyncio.Event()
         self._changed = changed
-        self._measured = measured
         self._created_s = int(clock.wall_s())
         self._revision = spec.revision()
         self._model = spec.deployment
@@ -357,7 +354,6 @@ class EngineReplica:
             load_s=found.listening_s - found.loading_s,
             warm_s=self._clock.now_s() - found.listening_s,
         )
-        self._measured(self.spec, self._cold_start)
         self._admit(found)
         return await self._watch(found.address)
 

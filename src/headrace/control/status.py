@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from headrace.core.fleet import EngineTraits, ReplicaState
 from headrace.core.ids import ReplicaId
 
+COLD_START_STAGES = ("capacity_s", "fetch_s", "launch_s", "load_s", "warm_s")
+
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
@@ -27,7 +29,11 @@ class ColdStart:
 
     @property
     def total_s(self) -> float:
-        return self.capacity_s + self.fetch_s + self.launch_s + self.load_s + self.warm_s
+        return sum(self.stages().values())
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage, in the order in which they come."""
+        return {name: getattr(self, name) for name in COLD_START_STAGES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,12 +81,15 @@ EVENTS: dict[str, Event] = {
     "replica.ready": Event(
         Level.INFO,
         "A replica takes requests.",
-        (*_REPLICA, "pid", "port", "slots", "revision", "launch_s", "load_s", "warm_s"),
+        (
+            *(*_REPLICA, "pid", "port", "slots", "revision"),
+            *("capacity_s", "fetch_s", "launch_s", "load_s", "warm_s"),
+        ),
     ),
     "replica.lost": Event(
         Level.WARNING,
         "A ready or starting replica ended or stopped answering; it will be started again.",
-        (*_REPLICA, "pid", "reason", "exit_status", "restarts", "restart_in_s"),
+        (*_REPLICA, "pid", "reason", "code", "exit_status", "restarts", "restart_in_s"),
     ),
     "replica.draining": Event(
         Level.INFO, "A replica gets no more requests; it ends when those in progress have.", _REPLICA
@@ -95,7 +98,7 @@ EVENTS: dict[str, Event] = {
     "replica.failed": Event(
         Level.ERROR,
         "A replica doesn't get ready, or ends again and again; it is tried again, ever more slowly.",
-        (*_REPLICA, "reason", "exit_status", "restarts"),
+        (*_REPLICA, "reason", "code", "exit_status", "restarts"),
     ),
     "replica.ejected": Event(
         Level.WARNING,

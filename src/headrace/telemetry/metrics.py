@@ -226,9 +226,9 @@ class Metrics:
     )
     replica_cold_start_seconds: Gauge = _gauge(
         "headrace_replica_cold_start_seconds",
-        "Duration of each stage of the replica's last start: launch, load, warm.",
+        "Duration of each stage of the replica's last start: capacity, fetch, launch, load, warm.",
         labels=("model", "replica", "stage"),
-        series_max=768,
+        series_max=1280,
     )
 
     # What engines report about themselves.
