@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,18 @@ def ended(run: GateRun, *more: str) -> GateResult:
     return quality_gate.result(done.returncode, done.stdout, done.stderr)
 
 
-def compared(data: Path, *, bad: list[str], margin: float, faults: str = "") -> GateResult:
-    """A candidate that gets `bad` wrong beside an accepted version that gets all right, on servers of their own."""
-    with revision(bad=bad, faults=faults) as candidate, revision() as accepted:
+@pytest.fixture(scope="module")
+def accepted() -> Iterator[ScriptedEngine]:
+    """A server of versions that get everything right."""
+    with revision() as engine:
+        yield engine
+
+
+def compared(
+    data: Path, accepted: ScriptedEngine, *, bad: list[str], margin: float, faults: str = ""
+) -> GateResult:
+    """A candidate that gets `bad` wrong beside the accepted version, on a server of its own."""
+    with revision(bad=bad, faults=faults) as candidate:
         run = GateRun(
             cases="document-assistant", candidate="chat@v4", accepted="chat@v3", url=candidate.url, key="",
             data=str(data), margin=margin, limit_s=60.0,
@@ -50,9 +60,8 @@ def compared(data: Path, *, bad: list[str], margin: float, faults: str = "") -> 
         return ended(run, "--compare-url", accepted.url)
 
 
-def test_a_candidate_that_is_as_good_passes(tmp_path: Path) -> None:
-    with revision() as engine:
-        found = judged(tmp_path, engine)
+def test_a_candidate_that_is_as_good_passes(tmp_path: Path, accepted: ScriptedEngine) -> None:
+    found = judged(tmp_path, accepted)
     assert found.verdict is Verdict.PASS
     assert (found.candidate_share, found.accepted_share) == (1.0, 1.0)
     assert found.report is not None
@@ -61,8 +70,10 @@ def test_a_candidate_that_is_as_good_passes(tmp_path: Path) -> None:
     assert "20 of 20 right" in found.detail
 
 
-def test_a_candidate_with_wrong_answers_and_a_status_of_200_fails(tmp_path: Path) -> None:
-    found = compared(tmp_path, bad=ids(SetKind.ACCEPTANCE)[::2], margin=0.1)
+def test_a_candidate_with_wrong_answers_and_a_status_of_200_fails(
+    tmp_path: Path, accepted: ScriptedEngine
+) -> None:
+    found = compared(tmp_path, accepted, bad=ids(SetKind.ACCEPTANCE)[::2], margin=0.1)
     assert found.verdict is Verdict.FAIL
     assert (found.candidate_share, found.accepted_share) == (0.5, 1.0)
     assert found.report is not None
@@ -71,10 +82,9 @@ def test_a_candidate_with_wrong_answers_and_a_status_of_200_fails(tmp_path: Path
 
 
 def test_too_few_cases_for_the_margin_are_not_enough_evidence_and_how_many_are_is_said(
-    tmp_path: Path,
+    tmp_path: Path, accepted: ScriptedEngine
 ) -> None:
-    with revision() as engine:
-        found = judged(tmp_path, engine, margin=0.01)
+    found = judged(tmp_path, accepted, margin=0.01)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "it takes about 268 cases" in found.detail
     assert not quality_gate.is_provable(20, margin=0.01, alpha=0.05)
@@ -83,17 +93,19 @@ def test_too_few_cases_for_the_margin_are_not_enough_evidence_and_how_many_are_i
     assert quality_gate.margin_provable(0, alpha=0.05) == 1.0
 
 
-def test_a_candidate_that_errs_is_neither_passed_nor_failed(tmp_path: Path) -> None:
-    found = compared(tmp_path, bad=[], margin=0.15, faults="error:500@1/2")
+def test_a_candidate_that_errs_is_neither_passed_nor_failed(tmp_path: Path, accepted: ScriptedEngine) -> None:
+    found = compared(tmp_path, accepted, bad=[], margin=0.15, faults="error:500@1/2")
     assert found.verdict is Verdict.ERROR
     assert found.report is not None
     assert found.report.candidate.errors == {"500": 10}
     assert "10 not answered" in found.detail
 
 
-def test_errors_that_cannot_change_the_verdict_do_not_hide_it(tmp_path: Path) -> None:
+def test_errors_that_cannot_change_the_verdict_do_not_hide_it(
+    tmp_path: Path, accepted: ScriptedEngine
+) -> None:
     """Half of the answers are wrong and one is missing: whatever that one would have been, it fails."""
-    found = compared(tmp_path, bad=ids(SetKind.ACCEPTANCE)[::2], margin=0.1, faults="error:500@20")
+    found = compared(tmp_path, accepted, bad=ids(SetKind.ACCEPTANCE)[::2], margin=0.1, faults="error:500@20")
     assert found.verdict is Verdict.FAIL
 
 
@@ -104,16 +116,22 @@ def test_a_floor_holds_beside_the_comparison(tmp_path: Path) -> None:
     assert found.candidate_share == found.accepted_share == 0.4
 
 
-def test_what_goes_wrong_with_the_child_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    with revision() as engine:
-        unknown = ended(
-            GateRun(cases="nothing", candidate="chat@v4", url=engine.url, key="", data=str(tmp_path))
-        )
-        unmeasured = ended(
-            GateRun(
-                cases="document-assistant", candidate="chat@v4", url=engine.url, key="", data=str(tmp_path)
-            )
-        )
+def test_a_set_that_nobody_gets_right_tells_nothing(tmp_path: Path) -> None:
+    with revision(bad=ids(SetKind.ACCEPTANCE)) as engine:
+        found = judged(tmp_path, engine)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "a model that gets nothing right would pass too" in found.detail
+
+
+def test_what_goes_wrong_with_the_child_is_an_error_with_its_last_words(
+    tmp_path: Path, accepted: ScriptedEngine
+) -> None:
+    unknown = ended(
+        GateRun(cases="nothing", candidate="chat@v4", url=accepted.url, key="", data=str(tmp_path))
+    )
+    unmeasured = ended(
+        GateRun(cases="document-assistant", candidate="chat@v4", url=accepted.url, key="", data=str(tmp_path))
+    )
     assert unknown.verdict is Verdict.ERROR
     assert "no set of cases 'nothing'" in unknown.detail
     assert unmeasured.verdict is Verdict.ERROR  # neither margin nor floor: nothing was decided

@@ -26,6 +26,7 @@ class Reason(StrEnum):
     NOT_SHOWN_WORSE = "not_shown_worse"
     TOO_FEW_SAMPLES = "too_few_samples"
     UNDECIDED = "undecided"
+    INSENSITIVE = "insensitive"
     NOT_MADE = "not_made"
 
 

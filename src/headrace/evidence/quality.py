@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.core.clock import Clock
-from headrace.core.verdicts import Judgement, Verdict
+from headrace.core.verdicts import Judgement, Reason, Verdict
 from headrace.evidence import cases as case_files
 from headrace.evidence.asking import Asker, Reply
 from headrace.evidence.cases import Case, CaseSet
@@ -224,7 +224,9 @@ def _compared(comparison: Judgement) -> str:
     words = _words(comparison)
     margin = -comparison.limit
     asked = f"not worse by more than {margin:.1%}" if margin >= 0 else f"better by {-margin:.1%}"
-    if (
+    if comparison.reason is Reason.INSENSITIVE:
+        words += ", since a model that gets nothing right would pass too"
+    elif (
         comparison.verdict is Verdict.INCONCLUSIVE
         and comparison.samples_needed > comparison.candidate_samples
     ):

@@ -78,6 +78,8 @@ def judge(pairs: Pairs, *, margin: float, alpha: float) -> Judgement:
 
     Passes where the whole interval lies above -margin, fails where it lies below (and McNemar's exact test agrees, whatever
     the numbers), and is inconclusive between: "not significantly worse" alone shows nothing, a set of five cases can't but be that.
+    It is inconclusive too where a candidate that gets nothing right would pass, as the accepted one gets next to nothing right
+    itself: such cases can't tell a good model from a bad one (what ICH guideline E10 calls assay sensitivity).
 
     Args:
         margin: Stated before the answers are seen. Negative: the candidate must be better by that much.
@@ -96,10 +98,18 @@ def judge(pairs: Pairs, *, margin: float, alpha: float) -> Judgement:
     if not pairs.cases:
         return judged(Verdict.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
     if low >= -margin:
+        if low < 0.0 and _is_met_by_nothing(pairs, margin=margin, alpha=alpha):
+            return judged(Verdict.INCONCLUSIVE, Reason.INSENSITIVE)
         return judged(Verdict.PASS, Reason.SHOWN_NOT_WORSE)
     if high < -margin and (margin < 0 or worse_p(pairs) <= alpha):
         return judged(Verdict.FAIL, Reason.SHOWN_WORSE)
     return judged(Verdict.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES if pairs.cases < needed else Reason.UNDECIDED)
+
+
+def _is_met_by_nothing(pairs: Pairs, *, margin: float, alpha: float) -> bool:
+    right = pairs.both + pairs.accepted_only
+    low, _ = _bounds(Pairs(0, 0, right, pairs.cases - right), alpha=alpha)
+    return low >= -margin
 
 
 def _bounds(pairs: Pairs, *, alpha: float) -> tuple[float, float]:
