@@ -21,7 +21,7 @@ from headrace.stores.gguf_file import Value
 from headrace.stores.ledger import Ledger
 from headrace.stores.registry import ModelStore
 from tests.stores.test_ledger import usage_record
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import tiny_model, tiny_safetensors
 
 NO_MODELS = Config(engine=EngineConfig(chat_model="", embedding_model=""))
 KV_BYTES = 2 * 2 * 2 * 16 * 2  # of one token: keys and values, layers, heads that have some, numbers, bytes
@@ -178,9 +178,16 @@ def test_a_folder_where_the_engine_reads_one_file_is_refused(desk: Desk) -> None
     folder = desk.folder / "model"
     folder.mkdir()
     for name in ("a.safetensors", "b.safetensors"):
-        (folder / name).write_bytes(b"x")
+        (folder / name).write_bytes(tiny_safetensors())
     (plan,) = desk.plan(embedded(folder, '[revision.license]\nid = "mit"').replace(str(folder), f"{folder}/"))
     assert any("reads one GGUF file" in refusal for refusal in plan.refusals), plan.refusals
+
+
+def test_a_compiled_plan_is_refused_where_another_engine_would_run_it(desk: Desk) -> None:
+    weights = desk.model()
+    text = embedded(weights).replace(f'"{weights}"', f'"{weights}", built_for = "tensorrt-llm==1.2.0"')
+    (plan,) = desk.plan(text)
+    assert any("built for tensorrt-llm==1.2.0, and xllamacpp" in refusal for refusal in plan.refusals)
 
 
 def test_a_name_that_is_known_nowhere_is_refused_with_the_nearest(desk: Desk) -> None:

@@ -13,11 +13,11 @@ from headrace.stores.catalog import CatalogEntry
 from headrace.stores.downloads import Patience
 from headrace.stores.registry import ModelStore
 from tests.support.file_server import FileServer
-from tests.support.tiny_models import Heard, tiny_model
+from tests.support.tiny_models import Heard, tiny_model, tiny_safetensors
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER_COMMIT = "1123456789abcdef0123456789abcdef01234567"
-WEIGHTS = bytes(range(256)) * 64
+WEIGHTS = tiny_safetensors(bytes(range(256)) * 64)
 FILES = {
     "README.md": b"---\nlicense: apache-2.0\n---\n# A model\n",
     "config.json": b"{}",

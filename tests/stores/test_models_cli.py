@@ -122,6 +122,14 @@ def test_a_folder_is_pulled_as_an_artifact_and_removed_by_its_digest(
     headrace("list", "--json")
     assert facts["sha256"] in [each["sha256"] for each in json.loads(capsys.readouterr().out)]
     assert headrace("verify", facts["sha256"][:12]) == 0
+    headrace("show", facts["sha256"][:12], "--json")
+    assert json.loads(capsys.readouterr().out.partition("\n")[2])["artifact"]["sha256"] == facts["sha256"]
+    headrace("show", str(data / "folder"))
+    shown = capsys.readouterr().out
+    assert facts["sha256"] in shown
+    assert "MIT: model card README.md" in shown
+    with pytest.raises(ConfigError, match="no such artifact; there are"):
+        headrace("show", "s3://nothing/here")
     headrace("rm", facts["sha256"][:12])
     assert not Path(facts["path"]).exists()
 

@@ -22,10 +22,14 @@ from headrace.stores.registry import ModelStore
 from headrace.stores.s3 import S3Storage
 from headrace.stores.s3_signing import S3Credentials
 from tests.support.s3 import REGION, S3Server, cutting_proxy, s3_server
-from tests.support.tiny_models import Heard, tiny_model
+from tests.support.tiny_models import Heard, tiny_model, tiny_safetensors
 
 LARGE = bytes(range(256)) * 4096
-FILES = {"README.md": b"---\nlicense: mit\n---\n", "config.json": b"{}", "sub/model.safetensors": LARGE}
+FILES = {
+    "README.md": b"---\nlicense: mit\n---\n",
+    "config.json": b"{}",
+    "sub/model.safetensors": tiny_safetensors(LARGE),
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """A model file of a few kilobytes that is well-formed, and progress that remembers what it was told."""
 
 import hashlib
+import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,3 +48,14 @@ def tiny_model(
     content = path.read_bytes()
     path.unlink()
     return TinyModel(content)
+
+
+def tiny_safetensors(numbers: bytes = bytes(range(256)), *, names: tuple[str, ...] = ("w",)) -> bytes:
+    """A well-formed SafeTensors file; each of the names has a part of the numbers."""
+    each = len(numbers) // len(names)
+    header = {
+        name: {"dtype": "U8", "shape": [each], "data_offsets": [each * index, each * (index + 1)]}
+        for index, name in enumerate(names)
+    }
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + numbers[: each * len(names)]

@@ -49,7 +49,13 @@ def resolve(
 
     def model(key: str, wanted: ModelTerms) -> Artifact | None:
         try:
-            return models.resolve(wanted.uri, rev=wanted.rev, sha256=wanted.sha256, progress=progress)
+            return models.resolve(
+                wanted.uri,
+                rev=wanted.rev,
+                sha256=wanted.sha256,
+                progress=progress,
+                only_tokenizer=key == "tokenizer",
+            )
         except (ConfigError, UpstreamError) as error:
             refusals.append(f"`revision.{key}`: {error.message}")
             return None
@@ -57,6 +63,8 @@ def resolve(
     weights = None
     if terms.weights is not None:
         weights = model("weights", terms.weights)
+        if weights is not None:
+            weights = msgspec.structs.replace(weights, built_for=terms.weights.built_for)
     elif terms.source:
         weights = model("source", ModelTerms(terms.source))
     tokenizer = model("tokenizer", terms.tokenizer) if terms.tokenizer is not None else None
@@ -119,6 +127,9 @@ def _suits(revision: Revision, spec: DeploymentSpec) -> Iterator[str]:
     if kind is None:
         return
     weights = revision.weights
+    built_for = weights.built_for if weights is not None else ""
+    if built_for and revision.runtime and built_for != revision.runtime.replace(" ", "=="):
+        yield f"`revision.weights.built_for`: built for {built_for}, and {revision.runtime} would run it"
     if kind.name in _GGUF and weights is not None and weights.files:
         yield (
             f"`revision.weights`: the engine {kind.name!r} reads one GGUF file, and {weights.uri} is a folder of"

@@ -59,6 +59,15 @@ def add(commands: Any) -> None:
     )
     removal.add_argument("name", metavar="NAME", help=_NAME_HELP)
     _add_collection(actions)
+    show = command(
+        actions,
+        "show",
+        _show,
+        help="show what an artifact is: its files with their digests, format, parameters, template and license",
+        example="headrace models show s3://models/chat/",
+        with_json=True,
+    )
+    show.add_argument("name", metavar="NAME", help="an artifact by its source or the start of its digest")
     check = command(
         actions,
         "verify",
@@ -223,6 +232,39 @@ def _list(arguments: argparse.Namespace) -> None:
         for name, entry in known.items()
     ]
     print_table(rows, headings=_HEADINGS)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    store = _store(arguments)
+    record = store.artifacts.matching(arguments.name)
+    if record is None:
+        known = [each.artifact.uri for each in store.artifacts.records()]
+        raise ConfigError(f"{arguments.name}: no such artifact; there are {', '.join(known) or 'none'}")
+    artifact, facts = record.artifact, record.facts
+    if arguments.json:
+        print_json({**msgspec.to_builtins(record), "path": str(store.artifacts.path(artifact) or "")})
+        return
+    types = ", ".join(f"{count} {name}" for name, count in facts.dtypes.items())
+    print_table(
+        [
+            ("source", artifact.uri),
+            ("revision", artifact.rev or None),
+            ("sha256", artifact.sha256),
+            ("size", _size(artifact.size_bytes)),
+            ("format", facts.format),
+            (
+                "parameters",
+                f"{facts.parameters}{f' ({types})' if types else ''}" if facts.parameters else None,
+            ),
+            ("template", facts.template_sha256 or None),
+            ("license", artifact.license or licenses.UNKNOWN),
+            *(("", evidence) for evidence in record.license_evidence),
+        ],
+        headings=("what", "value"),
+    )
+    if artifact.files:
+        rows = [(file.path, _size(file.size_bytes), file.sha256) for file in artifact.files]
+        print_table(rows, headings=("file", "size", "sha256"))
 
 
 def _remove(arguments: argparse.Namespace) -> None:

@@ -74,6 +74,10 @@ class Identity(Section, frozen=True):
 # What makes the answers, in the words of the file
 
 
+Pinned = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.+!_-]*)?\Z")]
+"""A package at one version, `NAME==VERSION`, or ""."""
+
+
 class ModelTerms(Section, frozen=True):
     """Where weights or a tokenizer come from.
 
@@ -86,6 +90,17 @@ class ModelTerms(Section, frozen=True):
     uri: str
     rev: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{40})?\Z")] = ""
     sha256: Sha256 = ""
+
+
+class WeightsTerms(ModelTerms, frozen=True):
+    """Where the weights come from.
+
+    Attributes:
+        built_for: Of weights that one engine alone can read, such as a compiled plan: that engine, `NAME==VERSION`. They are
+            refused where another one would run them.
+    """
+
+    built_for: Pinned = ""
 
 
 class TemplateTerms(Section, frozen=True):
@@ -104,9 +119,7 @@ class RuntimeTerms(Section, frozen=True):
         command: The engine's program, where it isn't found by its usual name.
     """
 
-    package: Annotated[
-        str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.+!_-]*)?\Z")
-    ] = ""
+    package: Pinned = ""
     image: Annotated[str, msgspec.Meta(pattern=r"^(\S+@sha256:[0-9a-f]{64})?\Z")] = ""
     command: str = ""
 
@@ -200,7 +213,7 @@ class RevisionTerms(Section, frozen=True):
         api_key: Reference to the key of those servers, `env:NAME` or `file:PATH`.
     """
 
-    weights: ModelTerms | None = None
+    weights: WeightsTerms | None = None
     tokenizer: ModelTerms | None = None
     template: TemplateTerms | None = None
     runtime: RuntimeTerms = RuntimeTerms()
@@ -255,6 +268,7 @@ class Artifact(msgspec.Struct, frozen=True):
         sha256: Of the bytes; "" for what others keep and we can't read. Of a folder, `folder_digest` of its files.
         license: As found; SPDX where recognised, "" where nothing says. Where places disagree, all that somebody must accept.
         files: All files of a folder, by path; none for a single file.
+        built_for: The one engine that can read it, `NAME==VERSION`; "" for formats that many read.
     """
 
     uri: str
@@ -263,6 +277,7 @@ class Artifact(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     license: str = ""
     files: tuple[ArtifactFile, ...] = ()
+    built_for: str = ""
 
     @property
     def identity(self) -> str:

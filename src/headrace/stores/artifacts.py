@@ -14,20 +14,16 @@ from headrace.core.deployments import Artifact, ArtifactFile, folder_digest
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.policies import licenses
 from headrace.policies.licenses import LicenseClaim
-from headrace.stores import gguf_file, model_card, sources
+from headrace.stores import formats, gguf_file, model_card, selection, sources
 from headrace.stores.downloads import Patience, Progress
 from headrace.stores.fetching import Fetcher
+from headrace.stores.formats import ModelFacts
 from headrace.stores.objects import STORE_LOCK, ObjectStore, drop_whole, sha256_of, write_whole
 from headrace.stores.places import Places
-from headrace.stores.sources import Offer, Source
+from headrace.stores.sources import Source
 
-FILES_MAX = 10_000
-_PATH_BYTES_MAX = 1024
 _PREFIX_LENGTH_MIN = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# One part of a file's path: nothing that a file system or a list of digests reads in two ways.
-_PART = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]{1,255}")
-
 
 CheckSpace = Callable[[int, Progress], None]
 """Makes room for that many bytes more, and raises ConfigError where there is none."""
@@ -39,11 +35,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         license_evidence: Who says what its license is.
         fetched_s: Unix seconds.
+        facts: What its files say about the model.
     """
 
     artifact: Artifact
     license_evidence: tuple[str, ...]
     fetched_s: float
+    facts: ModelFacts = ModelFacts()
 
 
 class ArtifactStore:
@@ -95,16 +93,20 @@ class ArtifactStore:
         path = self._place(artifact)
         return path if path.exists() else None
 
-    def resolve(self, source: Source, *, sha256: str, progress: Progress) -> Artifact:
+    def resolve(
+        self, source: Source, *, sha256: str, progress: Progress, only_tokenizer: bool = False
+    ) -> Artifact:
         """The source as exact bytes.
 
         What a place states the digest of is not transferred yet. What it states none of is fetched to find out, and stays.
 
         Args:
             sha256: What it must be, "" for whatever it is.
+            only_tokenizer: Of a folder, what its tokenizer is loaded from.
         """
         fixed = self._fetcher(self._root, progress).pinned(source)
-        uri = str(fixed)
+        is_part = only_tokenizer and sources.is_folder(fixed)
+        uri = f"{fixed}{sources.TOKENIZER_MARK if is_part else ''}"
         found = self.find(uri) if sources.is_fixed(fixed) else None
         if found is None:
             found = self._survey(fixed, uri=uri, progress=progress)
@@ -173,7 +175,8 @@ class ArtifactStore:
         with self._objects.lock(work):
             fetcher = self._fetcher(self._objects.staging(work), progress)
             survey = fetcher.survey(source)
-            offers = _checked(uri, survey.offers)
+            only_tokenizer = uri.endswith(sources.TOKENIZER_MARK)
+            offers = selection.selected(uri, survey.offers, only_tokenizer=only_tokenizer, progress=progress)
             known = self._known()
             files: list[ArtifactFile] = []
             claims = survey.claims
@@ -189,7 +192,7 @@ class ArtifactStore:
                     claims += [*said, *_claims(file.path, path)]
                     staged[file.sha256] = path
                 files.append(file)
-            artifact = _assembled(source, files, claims)
+            artifact = _assembled(uri, source, files, claims)
             if {file.sha256 for file in files} == staged.keys():
                 self.commit(artifact, staged, claims=claims)
                 self._objects.clear_staging(work)
@@ -218,8 +221,12 @@ class ArtifactStore:
         self._objects.clear_staging(folder.name)
 
     def commit(self, artifact: Artifact, staged: dict[str, Path], *, claims: Iterable[LicenseClaim]) -> None:
-        """Moves what was fetched and checked into the store, and then puts it on record."""
+        """Moves what was fetched and checked into the store, and then puts it on record.
+
+        Raises ConfigError where a file can't be what it says it is.
+        """
         verdict = licenses.judge([*claims])
+        facts = formats.read({file.path: staged[file.sha256] for file in files_of(artifact)})
         files = [
             msgspec.structs.replace(file, size_bytes=staged[file.sha256].stat().st_size)
             for file in files_of(artifact)
@@ -229,7 +236,12 @@ class ArtifactStore:
             size_bytes=sum(file.size_bytes for file in files),
             files=tuple(files) if artifact.files else (),
         )
-        record = Record(artifact=whole, license_evidence=verdict.evidence, fetched_s=self._clock.wall_s())
+        record = Record(
+            artifact=whole,
+            license_evidence=verdict.evidence,
+            fetched_s=self._clock.wall_s(),
+            facts=facts,
+        )
         with self._objects.lock(STORE_LOCK):
             for sha256, path in staged.items():
                 self._objects.add(path, sha256=sha256)
@@ -317,13 +329,13 @@ def files_of(artifact: Artifact) -> Sequence[ArtifactFile]:
     return (ArtifactFile(name, artifact.sha256, artifact.size_bytes, artifact.uri),)
 
 
-def _assembled(source: Source, files: list[ArtifactFile], claims: list[LicenseClaim]) -> Artifact:
+def _assembled(uri: str, source: Source, files: list[ArtifactFile], claims: list[LicenseClaim]) -> Artifact:
     verdict = licenses.judge(claims)
     license = verdict.refused or verdict.license
     is_folder = sources.is_folder(source)
     ordered = sorted(files, key=lambda file: file.path.encode())
     return Artifact(
-        uri=str(source),
+        uri=uri,
         rev=sources.revision(source),
         sha256=folder_digest(ordered) if is_folder else ordered[0].sha256,
         size_bytes=sum(file.size_bytes for file in ordered),
@@ -335,25 +347,10 @@ def _assembled(source: Source, files: list[ArtifactFile], claims: list[LicenseCl
 def _claims(path: str, staged: Path) -> list[LicenseClaim]:
     """What a file says about the license of its whole artifact."""
     if path in model_card.NAMES:
-        return model_card.claims(staged)
+        return model_card.claims(staged.read_bytes())
     if path.endswith(".gguf"):
         return [gguf_file.license_claim(gguf_file.read_metadata(staged))]
     return []
-
-
-def _checked(uri: str, offers: Sequence[Offer]) -> list[Offer]:
-    """The files that make the artifact. Hidden ones belong to tools, such as version control, and are left out."""
-    names = {offer.path for offer in offers}
-    for path in names:
-        parts = path.split("/")
-        if len(path.encode()) > _PATH_BYTES_MAX or not all(map(_PART.fullmatch, parts)):
-            raise ConfigError(f"{uri}: a file is called {path!r}, which is no name to store it by")
-        if any("/".join(parts[:depth]) in names for depth in range(1, len(parts))):
-            raise ConfigError(f"{uri}: {path!r} lies below a file")
-    kept = [offer for offer in offers if not any(part.startswith(".") for part in offer.path.split("/"))]
-    if not 0 < len(kept) <= FILES_MAX:
-        raise ConfigError(f"{uri}: has {len(kept)} files, and 1 to {FILES_MAX} make an artifact")
-    return kept
 
 
 def _work_name(uri: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import ConfigError
-from headrace.stores import gguf_file
+from headrace.stores import formats, gguf_file
 from headrace.stores.gguf_file import Tensor, TensorType, Value
 
 WEIGHTS, CONFIG, POOLING, VOCABULARY = (
@@ -110,21 +110,17 @@ def _tensors(weights: Path, *, layers: int) -> Iterator[Tensor]:
     names = dict(_OUTER)
     for layer in range(layers):
         names |= {f"encoder.layer.{layer}.{old}": f"blk.{layer}.{new}" for old, new in _INNER.items()}
+    header, begin = formats.safetensors_header(weights.name, weights)
     with weights.open("rb") as file:
-        (header_bytes,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(header_bytes))
         for old, new in names.items():
             for part in ("weight", "bias"):
-                entry = header.get(f"{old}.{part}")
-                if entry is None:
+                facts = header.tensors.get(f"{old}.{part}")
+                if facts is None:
                     continue  # embeddings have no bias; the engine refuses a model that lacks a tensor
-                if entry["dtype"] != "F32":
-                    raise ConfigError(
-                        f"{weights.name}: {old}.{part} is {entry['dtype']}, only F32 is converted"
-                    )
-                start, end = entry["data_offsets"]
-                file.seek(8 + header_bytes + start)
-                yield _tensor(f"{new}.{part}", tuple(entry["shape"]), file.read(end - start))
+                if facts.dtype != "F32":
+                    raise ConfigError(f"{weights.name}: {old}.{part} is {facts.dtype}, only F32 is converted")
+                file.seek(begin + facts.start)
+                yield _tensor(f"{new}.{part}", facts.shape, file.read(facts.end - facts.start))
 
 
 def _tensor(name: str, shape: tuple[int, ...], content: bytes) -> Tensor:

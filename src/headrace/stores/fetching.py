@@ -115,7 +115,9 @@ class Fetcher:
             case PypiSource():
                 return Survey([Offer(file, replace(source, files=(file,))) for file in source.files])
             case HubSource():
-                return Survey(hub.offers(source, patience=patience, progress=progress))
+                is_folder = sources.is_folder(source)  # and so has the card among its files
+                claims = [] if is_folder else hub.card(source, patience=patience, progress=progress)
+                return Survey(hub.offers(source, patience=patience, progress=progress), claims)
             case UrlSource():
                 return Survey([Offer(sources.last_part(source), source, sha256=source.sha256)])
             case PathSource():

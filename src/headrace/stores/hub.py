@@ -8,12 +8,14 @@ import msgspec
 
 from headrace import config
 from headrace.core.errors import ConfigError, UpstreamError
-from headrace.stores import downloads
+from headrace.policies.licenses import LicenseClaim
+from headrace.stores import downloads, model_card
 from headrace.stores.downloads import Answer, GitBlobSeal, Manners, Patience, Progress, Seal, Sha256Seal
 from headrace.stores.sources import HubSource, Offer
 
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 _LIST_BYTES_MAX = 16 << 20
+_CARD_BYTES_MAX = 4 << 20
 _PAGES_MAX = 20
 _SHA1, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 _NEXT_PAGE = re.compile(r'<([^>]+)>;\s*rel="next"')
@@ -66,6 +68,18 @@ def seal(source: HubSource, *, patience: Patience, progress: Progress) -> Seal:
     raise ConfigError(
         f"{source}: the hub states neither a SHA-256 nor Git's id for this file, so it can't be verified"
     )
+
+
+def card(source: HubSource, *, patience: Patience, progress: Progress) -> list[LicenseClaim]:
+    """What the repository's model card says at that commit; nothing where it has none."""
+    place = url(HubSource(source.repository, source.commit, "README.md"))
+
+    def ask() -> tuple[Answer, bytes]:
+        answer = downloads.request(place, manners=manners())
+        return answer, downloads.read_whole(answer, place, bytes_max=_CARD_BYTES_MAX)
+
+    answer, body = downloads.persist(ask, patience=patience, progress=progress)
+    return model_card.claims(body) if answer.status == 200 else []
 
 
 def offers(source: HubSource, *, patience: Patience, progress: Progress) -> list[Offer]:

@@ -1,7 +1,6 @@
 """What does a model card say about the license? Read from the block of fields that opens a hub's README.md."""
 
 import re
-from pathlib import Path
 
 from headrace.policies.licenses import LicenseClaim
 
@@ -11,10 +10,9 @@ _FIELDS = re.compile(r"\A---\s*\n(?P<fields>.*?)\n---\s*(\n|\Z)", re.DOTALL)
 _FIELD = re.compile(r"""^(?P<key>license|license_name):[ \t]*["']?(?P<value>[^"'\n#]*)""", re.MULTILINE)
 
 
-def claims(path: Path) -> list[LicenseClaim]:
+def claims(content: bytes) -> list[LicenseClaim]:
     """The license as the card names it; nothing where it has no such field."""
-    with path.open("rb") as file:
-        text = file.read(_BYTES_MAX).decode("utf-8", errors="replace")
+    text = content[:_BYTES_MAX].decode("utf-8", errors="replace")
     block = _FIELDS.match(text)
     if block is None:
         return []

@@ -167,7 +167,15 @@ class ModelStore:
         assert stored is not None, "just committed"
         return stored
 
-    def resolve(self, uri: str, *, rev: str = "", sha256: str = "", progress: Progress) -> Artifact:
+    def resolve(
+        self,
+        uri: str,
+        *,
+        rev: str = "",
+        sha256: str = "",
+        progress: Progress,
+        only_tokenizer: bool = False,
+    ) -> Artifact:
         """Exactly which bytes are meant by a source, or by a name of the store or the catalog.
 
         Whatever moves, an alias above all, is looked up here and nowhere else: what comes back names nothing that does.
@@ -175,11 +183,14 @@ class ModelStore:
         Args:
             rev: Of the source, where it isn't in the text.
             sha256: What it must be, "" for whatever it is.
+            only_tokenizer: Of a folder, what its tokenizer is loaded from, and no weights.
         """
         source = sources.parse(sources.at_revision(uri, rev))
         try:
             if source is not None:
-                return self.artifacts.resolve(source, sha256=sha256, progress=progress)
+                return self.artifacts.resolve(
+                    source, sha256=sha256, progress=progress, only_tokenizer=only_tokenizer
+                )
         except OSError as error:
             raise ConfigError(f"{error.filename or self._root}: {error.strerror or error}") from error
         found = self._resolve_named(uri)

@@ -25,6 +25,8 @@ _S3 = re.compile(
 _MLFLOW = re.compile(
     r"mlflow:models:/(?P<name>[^/@!?#]+)(?:@(?P<alias>[^/@!]+)|/(?P<version>[^/@!]+))(?:!(?P<file>.+))?"
 )
+TOKENIZER_MARK = "#tokenizer"
+"""Behind the address of a folder: only the files that its tokenizer is loaded from."""
 _STAGES = frozenset({"none", "staging", "production", "archived"})
 
 
@@ -138,6 +140,8 @@ def parse(text: str, *, must_exist: bool = True) -> Source | None:
     Args:
         must_exist: Whether a path must lead to something now.
     """
+    if text.endswith(TOKENIZER_MARK):
+        return parse(text.removesuffix(TOKENIZER_MARK), must_exist=must_exist)
     if text.startswith("pypi:"):
         match = _PYPI.fullmatch(text)
         if match is None:
