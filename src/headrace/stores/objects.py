@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,24 +52,16 @@ class ObjectStore:
     def staged_bytes(self) -> int:
         """What is on its way takes, without what is a blob too; a file with two names counts once."""
         known = {blob.stat().st_ino for blob in self._blobs.iterdir()} if self._blobs.is_dir() else set()
-        sizes: dict[int, int] = {}
-        for path in self._staging.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # renamed by the pull that it belongs to
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and status.st_ino not in known:
-                    sizes[status.st_ino] = status.st_size
-        return sum(sizes.values())
+        return _bytes(status for status in _walk(self._staging) if status.st_ino not in known)
 
     def clear_stale(self, *, before_s: float, is_trial: bool) -> int:
         """Drops what cut transfers left that nobody has gone on with since then; returns the bytes."""
         freed_bytes = 0
         for folder in list(self._staging.iterdir()) if self._staging.is_dir() else ():
             with self.lock_if_free(folder.name) as is_ours:
-                files = [path.lstat() for path in (folder, *folder.rglob("*"))] if is_ours else []
-                if files and max(status.st_mtime for status in files) < before_s:
-                    freed_bytes += sum(
-                        {s.st_ino: s.st_size for s in files if stat.S_ISREG(s.st_mode)}.values()
-                    )
+                found = list(_walk(folder)) if is_ours else []
+                if found and max(status.st_mtime for status in found) < before_s:
+                    freed_bytes += _bytes(found)
                     if not is_trial:
                         shutil.rmtree(folder, ignore_errors=True)
         return freed_bytes
@@ -141,6 +133,19 @@ class ObjectStore:
                 f"{self._root}: {_megabytes(needed_bytes)} are needed (and {_megabytes(HEADROOM_BYTES)} left free), "
                 f"the disk has {_megabytes(free_bytes)}; free some space or choose another --data directory"
             )
+
+
+def _walk(folder: Path) -> Iterator[os.stat_result]:
+    """The folder and all below it, as far as it is still there: others may be at work in it."""
+    for where, _, names in os.walk(folder):
+        for path in (where, *(os.path.join(where, name) for name in names)):
+            with contextlib.suppress(FileNotFoundError):
+                yield os.lstat(path)
+
+
+def _bytes(found: Iterable[os.stat_result]) -> int:
+    """Of the files among them; one with two names counts once."""
+    return sum({each.st_ino: each.st_size for each in found if stat.S_ISREG(each.st_mode)}.values())
 
 
 def sha256_of(path: Path) -> str:
