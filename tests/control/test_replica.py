@@ -23,7 +23,7 @@ from tests.control.lives import (
     run,
     scripted,
 )
-from tests.control.rig import eventually, is_running
+from tests.control.rig import eventually
 
 # Ready
 
@@ -220,27 +220,6 @@ def test_a_stopped_process_that_goes_on_is_offered_as_before(tmp_path: Path) -> 
             await eventually(lambda: len(life.statuses) > seen + 2)
             assert life.states() == [STARTING, WARMING, READY]
             assert life.replica.status().pid == pid
-
-    run(scenario)
-
-
-@pytest.mark.slow
-def test_a_renewed_replica_begins_a_new_life_that_counts_as_no_failure(tmp_path: Path) -> None:
-    """E5: the periodic restart."""
-
-    async def scenario() -> None:
-        spec = replace(scripted(), max_age_s=0.05)
-        async with living(spec, tmp_path) as life:
-            await eventually(lambda: life.offers)
-            (before,) = life.replica.deployment().replicas
-            first = life.replica.status().pid
-            assert first is not None
-            await eventually(lambda: life.replica.is_aged)
-            life.replica.renew()
-            await eventually(lambda: life.offers and life.replica.deployment().replicas != (before,))
-            assert not is_running(first)
-            assert life.replica.deployment().replicas[0].generation == before.generation + 1
-            assert (life.replica.status().failures, life.replica.status().is_stuck) == (0, False)
 
     run(scenario)
 

@@ -15,6 +15,7 @@ import pytest
 
 from headrace.control.engine_spec import EngineSpec
 from headrace.core.fleet import Replica, ReplicaState, Task
+from headrace.core.ids import ReplicaId
 from headrace.engines.fetch import Response, fetch
 from headrace.policies.replica_life import Restarts
 from tests.control.rig import Engines, Record, eventually, is_running, parent_of, reconciling, until
@@ -283,3 +284,53 @@ def test_a_model_that_does_not_load_is_failed_with_the_cause_and_tried_again(
         assert "chat" in record.snapshots[-1].deployments
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["", "draft"], ids=["from the prompt", "by a small model"])
+def test_speculation_a_smaller_kv_cache_and_a_template_of_its_own_are_switched_on_by_the_file(
+    tmp_path: Path, path: str
+) -> None:
+    """C4, on the real engine: what it was told shows in what it answers and says of itself."""
+    template = tmp_path / "shout.jinja"
+    template.write_text("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    weights = model_path("smollm2-135m-instruct")
+    settings = {
+        "model_path": str(weights),
+        "model_name": "chat",
+        "task": "chat",
+        "slots": 1,
+        "context_tokens": 512,
+        "threads": 1,
+        "api_key": "key",
+        "batch_tokens": 128,
+        "has_prefix_cache": False,
+        "kv_type": "q8_0",
+        "template_path": str(template),
+        "draft_path": str(weights) if path else "",
+        "draft_tokens": 4,
+    }
+
+    async def said(port: int) -> dict[str, Any]:
+        question = {
+            "messages": [{"role": "user", "content": "one two three one two three one two three"}],
+            "max_tokens": 24,
+            "temperature": 0,
+        }
+        replica = Replica(ReplicaId("chat-0"), "127.0.0.1", port, 1, authorization="Bearer key")
+        await answer(replica, "/v1/chat/completions", question)
+        return await answer(replica, "/v1/chat/completions", question)
+
+    command = [sys.executable, "-m", "headrace.engines.embedded"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        engine.stdin.write(json.dumps(settings).encode() + b"\n")
+        engine.stdin.flush()
+        reports = [json.loads(engine.stdout.readline()) for _ in range(2)]
+        assert reports[1]["state"] == "listening", reports
+        found = asyncio.run(said(reports[1]["port"]))
+        engine.kill()
+    assert found["timings"]["cache_n"] == 0
+    assert found["usage"]["completion_tokens"] > 0
+    if path:
+        assert found["timings"]["draft_n"] > 0

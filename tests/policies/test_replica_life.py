@@ -19,7 +19,6 @@ from headrace.policies.replica_life import (
     Restarts,
     StageWatch,
     after,
-    is_aged,
     why_ended,
 )
 
@@ -159,12 +158,6 @@ def test_a_crash_loop_and_what_will_come_again_are_told_to_who_waits() -> None:
     assert restarts.is_stuck(5, crashed, most=5)
     assert restarts.is_stuck(1, Ending(Reason.START_STALLED, "nothing moved"), most=5)
     assert restarts.is_stuck(1, Ending(Reason.OUT_OF_MEMORY, "no memory"), most=5)
-
-
-def test_age_counts_time_in_service_and_zero_is_never() -> None:
-    assert not is_aged(ready_for_s=1e9, max_age_s=0.0)
-    assert not is_aged(ready_for_s=99.0, max_age_s=100.0)
-    assert is_aged(ready_for_s=100.0, max_age_s=100.0)
 
 
 # Why a process ended

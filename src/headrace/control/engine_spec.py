@@ -36,7 +36,6 @@ class EngineSpec:
         artifacts: What is fetched before it starts, by what it is for (core.deployments.Revision.artifacts).
         program: Of an engine that is a command, where it isn't found by its usual name.
         terms: How long each stage of its life may take.
-        max_age_s: It should be replaced after this time in service; 0 is never.
     """
 
     deployment: str
@@ -54,7 +53,6 @@ class EngineSpec:
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     program: str = ""
     terms: LifecycleTerms = field(default_factory=LifecycleTerms)
-    max_age_s: float = 0.0
 
     def revision(self) -> str:
         """Digest of everything that makes this engine's answers; equal specs on equal software have equal ones."""
@@ -104,7 +102,6 @@ def of_applied(applied: AppliedVersion, *, location: str = "", slots: int, conte
         artifacts=revision.artifacts(),
         program=spec.revision.runtime.command,
         terms=spec.lifecycle,
-        max_age_s=spec.scale.max_age_h * 3600,
     )
 
 

@@ -82,7 +82,6 @@ class EngineReplica:
         self._launches = launches or CountedLaunches()
         self._adopted = adopted
         self._is_left = False
-        self._renewal = asyncio.Event()
         self._changed = changed
         self._created_s = int(clock.wall_s())
         self._revision = spec.revision()
@@ -117,16 +116,6 @@ class EngineReplica:
     def end(self) -> None:
         """The same with its end after all."""
         self._is_left = False
-
-    def renew(self) -> None:
-        """Ends this life, and begins the next one at once: for an engine that has served long enough, once it is drained."""
-        self._renewal.set()
-
-    @property
-    def is_aged(self) -> bool:
-        """It has been ready for longer than it should, and is to be renewed when it suits."""
-        ready_for_s = 0.0 if self._ready_s is None else self._clock.now_s() - self._ready_s
-        return replica_life.is_aged(ready_for_s=ready_for_s, max_age_s=self.spec.max_age_s)
 
     def status(self) -> ReplicaStatus:
         is_stuck = self._ready_s is None and self._restarts.is_stuck(
@@ -182,9 +171,6 @@ class EngineReplica:
                 ready_for_s = 0.0 if self._ready_s is None else self._clock.now_s() - self._ready_s
                 self._ready_s = None
                 self._restarted += 1
-                if ending.reason is Reason.WITHDRAWN:
-                    self._ended()
-                    continue
                 self._short_lives = self._restarts.short_lives(self._short_lives, ready_for_s=ready_for_s)
                 is_hopeless = not self._has_been_ready or self._restarts.is_crash_loop(
                     self._short_lives, most=self.spec.terms.restarts_max
@@ -276,25 +262,21 @@ class EngineReplica:
         Args:
             took: What came before the launch.
         """
-        self._renewal.clear()
         try:
             async with asyncio.TaskGroup() as tasks:
                 ended = tasks.create_task(engine.ended())
                 service = tasks.create_task(self._serve(engine, took))
-                renewal = tasks.create_task(self._renewal.wait())
-                await asyncio.wait({ended, service, renewal}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ended, service}, return_when=asyncio.FIRST_COMPLETED)
                 self._withdraw(Event.END if ended.done() else Event.WITHDRAW)
                 # A process that dies closes its sockets first: what failed on them is not the reason then.
                 await asyncio.wait({ended}, timeout=DEATH_NOTICE_S)
-                has_ended, is_renewed = ended.done(), renewal.done()
-                for task in (ended, service, renewal):
+                has_ended = ended.done()
+                for task in (ended, service):
                     task.cancel()
             if has_ended:
                 status = await engine.wait()
                 found = None if service.cancelled() else service.result()
                 return self._why_ended(engine, status) if found is None or status != 0 else found
-            if is_renewed:
-                return Ending(Reason.WITHDRAWN, "renewed after its time in service")
             found = service.result()
             assert found is not None, "only the end of the process leaves the reason open"
             return found

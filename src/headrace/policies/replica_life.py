@@ -3,7 +3,7 @@
     PENDING ──> FETCHING ──> STARTING ──> WARMING ──> READY ──> DRAINING ──> STOPPED
        ^            │            │           ^  │        │          │
        │            │            │           └──┼─ two ──┘          │
-       └── delay ── FAILED <─────┴──────────────┘  bad probes       └──> PENDING (replaced by a newer one of itself)
+       └── delay ── FAILED <─────┴──────────────┘  bad probes       └──> PENDING (it hung, and is started again)
 
 A life is one process. Whatever ends it, the next one begins after a delay that grows while lives are short. A stage is given
 up when it makes no progress, or when all of its time is used; a long load that goes on is neither.
@@ -83,7 +83,6 @@ class Reason(StrEnum):
     CRASHED = "crashed"
     CANARY_FAILED = "canary_failed"
     HUNG = "hung"
-    WITHDRAWN = "withdrawn"
 
 
 # Nothing that a second try a moment later would change.
@@ -220,11 +219,6 @@ class Restarts:
             doublings = min(max(0, short_lives - 2), 60)
             backoff_s = min(self.ceiling_s, self.first_s * 2.0**doublings)
         return backoff_s * (0.5 + 0.5 * chance.random())
-
-
-def is_aged(*, ready_for_s: float, max_age_s: float) -> bool:
-    """Whether a replica has served so long that it should be replaced; 0 is never."""
-    return 0 < max_age_s <= ready_for_s
 
 
 # Why a process ended
