@@ -5,13 +5,11 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import msgspec
-import pytest
 
 from headrace.control.rollouts import GatedRollouts
 from headrace.control.steering import DeploymentSeen, ReplicaSeen, Scaled, Steering, TargetSeen
 from headrace.core.deployment_terms import BudgetTerms, Gate, RolloutTerms, ScaleTerms
 from headrace.core.deployments import AppliedVersion, DeploymentSpec, EngineKind, Identity, Revision
-from headrace.core.errors import ConfigError
 from headrace.core.fleet import ReplicaState, Task
 from headrace.core.ids import ReplicaId
 from headrace.core.load import TargetLoad
@@ -19,6 +17,7 @@ from headrace.core.verdicts import Verdict
 from headrace.policies import decisions, rollout_record
 from headrace.policies.decisions import Decision
 from headrace.policies.rollout_state import Acceptance, AcceptanceRun, Arm, ReplicaBounds, RolloutState, Wish
+from headrace.stores.deployments import Word
 from tests.policies.rollout_rig import TERMS, Fleet, Version, terms
 
 
@@ -39,6 +38,7 @@ class Driven(Fleet):
         self.driver = driver
         self.kept = driver.begun(1)
         self.reason = "apply"
+        self.words: tuple[Word, ...] = ()
         self.decisions: list[Decision] = []
         self.loads: dict[int, TargetLoad] = {}
         self.heard_s = self.now_s
@@ -56,7 +56,9 @@ class Driven(Fleet):
         numbers = self.driver.versions(self.kept) | {replica.version for replica in self.replicas}
         numbers |= frozenset() if wanted is None else {wanted.version}
         self.steering = self.driver.steer(
-            DeploymentSeen("chat", wanted, self.reason, {number: self.target(number) for number in numbers}),
+            DeploymentSeen(
+                "chat", wanted, self.reason, {number: self.target(number) for number in numbers}, self.words
+            ),
             {number: Scaled("", self.wished.get(number, 0)) for number in numbers},
             self.kept,
             now_s=self.now_s,
@@ -98,7 +100,17 @@ class Driven(Fleet):
             refusal="" if self.fits > len(self.replicas) else "no memory",
         )
 
+    def hear(self, command: str, version: int | None = None) -> dict[str, object]:
+        """The driver's answer to another word."""
+        number = len(self.words) + 1
+        self.words = (*self.words, Word(number, "chat", command, version))
+        self.tick()
+        answers = [msgspec.json.decode(each.outcome) for each in self.decisions if each.reason == command]
+        found: dict[str, object] = next(each for each in answers if each["word"] == number)
+        return found
 
+
+NOTHING = "chat has no rollout in progress: nothing has changed"
 Runs = Callable[[str, AcceptanceRun, Gate], Awaitable[Acceptance]]
 
 
@@ -243,35 +255,44 @@ def test_an_acceptance_run_ends_with_the_rollout_that_it_was_for() -> None:
     asyncio.run(started())
 
 
-def test_words_change_the_stored_state_and_say_what_came_of_them() -> None:
+def test_words_are_heard_once_and_answered_by_a_decision_with_their_number() -> None:
     rig = Rig()
 
     async def story(world: Driven) -> None:
-        driver = world.driver
-        same, said = driver.command("chat", world.kept, {"command": "abort"})
-        assert (same, said.reason, outcome(said)["is_done"]) == (world.kept, "abort", False)
+        before = world.kept
+        assert world.hear("abort") == {"word": 1, "is_done": False, "wants": None, "text": NOTHING}
+        assert msgspec.structs.replace(world.state, heard=0) == msgspec.json.decode(before, type=RolloutState)
         world.want(2, terms(), replicas=2)
         await until(world, lambda: world.share(2) > 0.0)
-        world.kept, said = driver.command("chat", world.kept, {"command": "abort"})
-        assert outcome(said)["result"] == "aborted"
-        world.tick()
+        assert world.hear("abort")["result"] == "aborted"
         assert world.present(2) == 0
         world.want(1, terms(), replicas=2)
         world.tick()
-        world.kept, said = driver.command("chat", world.kept, {"command": "retry"})
-        assert outcome(said)["wants"] == 2
+        assert world.hear("retry")["wants"] == 2
         await rig.is_wanted()
         assert rig.wanted[-1] == (2, "retry", None)
-        world.kept, said = driver.command("chat", world.kept, {"command": "rehearse", "version": 3})
+        assert world.hear("rehearse", 3)["is_done"]
         await until(world, lambda: "rehearsed" in rig.told)
         assert world.steering.summary["rehearsed"]["verdict"] == "pass"
-        for nonsense in (
-            {"command": "dance"},
-            {"command": "rehearse", "version": 9},
-            {"command": "rehearse"},
-        ):
-            with pytest.raises(ConfigError):
-                driver.command("chat", world.kept, nonsense)
+        assert not world.hear("rehearse", 9)["is_done"], "there is no such version"
+        assert not world.hear("rehearse")["is_done"], "nothing else was ever accepted"
+        world.want(2, terms(), replicas=2)
+        await until(world, lambda: world.steering.accepted == 2)
+        assert "chat@v1" in str(world.hear("rehearse")["text"])
+
+    driven(Version(), rig, story)
+
+
+def test_words_to_a_deployment_that_was_removed_mean_nothing_to_the_next_of_its_name() -> None:
+    rig = Rig()
+
+    async def story(world: Driven) -> None:
+        world.words = (Word(1, "chat", "abort", None), Word(2, "chat", "hold", None))
+        world.kept = ""
+        world.want(1, terms(gate=()), replicas=2)
+        world.tick()
+        assert world.state.heard == 2
+        assert {each.reason for each in world.decisions} <= {"begun", "passed"}
 
     driven(Version(), rig, story)
 
@@ -312,11 +333,6 @@ def test_a_removed_deployment_ends_and_an_implicit_one_comes_back_without_gates(
         assert world.driver.versions(world.kept) == frozenset()
 
     driven(Version(), rig, story)
-
-
-def outcome(said: Decision) -> dict[str, object]:
-    found: dict[str, object] = msgspec.json.decode(said.outcome)
-    return found
 
 
 def test_the_summary_of_a_deployment_without_rollouts_is_short() -> None:

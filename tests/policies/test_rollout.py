@@ -200,6 +200,16 @@ def test_the_first_version_of_all_is_promoted_when_it_is_ready_and_its_answers_a
     assert (world.said, world.share(1)) == (["1 promoted: passed"], 1.0)
 
 
+def test_the_first_version_without_an_acceptance_set_serves_as_soon_as_it_is_ready() -> None:
+    """Nobody else does, and there is nothing to compare it with."""
+    world = Fleet({1: Version()})
+    world.want(1, terms(gate=()))
+    world.tick()
+    assert world.share(1) == 1.0
+    world.run_until_ended()
+    assert (world.said, world.share(1)) == (["1 promoted: passed"], 1.0)
+
+
 def test_a_first_version_that_fails_leaves_nothing_behind_and_may_be_tried_again() -> None:
     world = Fleet({1: Version(ready_after_s=None)})
     world.want(1, terms())

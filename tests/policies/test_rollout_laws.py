@@ -232,8 +232,9 @@ class Rollouts(RuleBasedStateMachine):
         arms = self.wish.arms
         assert sum(arm.weight_ppm for arm in arms) == (WHOLE_PPM if arms else 0)
         assert all(arm.weight_ppm >= 0 for arm in arms)
-        assert (state.accepted is None) == (not arms)
-        if arms:
+        if state.accepted is None:
+            assert not arms or (current is not None and [arm.version for arm in arms] == [current.candidate])
+        else:
             assert arms[0].version == state.accepted
         for arm in arms[1:]:
             assert current is not None, "without a rollout everything goes to the accepted version"

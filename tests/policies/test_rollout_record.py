@@ -86,7 +86,7 @@ def test_what_an_operator_said_can_be_said_again_to_the_same_state() -> None:
     for command in Command:
         said = Said("chat", world.state, command)
         after, answer = obey(said)
-        outcome = rollout_record.obeyed(world.state, after, answer)
+        outcome = rollout_record.obeyed(said, after, answer)
         record = decisions.decision(KIND, "chat", command, said, outcome)
         assert decisions.difference(record, {KIND: rollout_record.replay}) == ""
         assert ("result" in outcome) == (command is Command.ABORT)

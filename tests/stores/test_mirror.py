@@ -202,6 +202,7 @@ def test_every_table_has_its_place(rig: Rig) -> None:
         "engine_count",
         "deployment_version",
         "deployment_wanted",
+        "rollout_word",
         *fleet_tables.TABLES,
     }
     assert tables == {*MIRRORED, *SHIPPED, *central_alone, *sent_by_others, *each_its_own}

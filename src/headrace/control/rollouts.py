@@ -7,7 +7,7 @@ just now, are made again.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -15,7 +15,7 @@ from headrace.control.acceptance import AcceptanceRuns, RunsAcceptance
 from headrace.control.steering import Bounds, DeploymentSeen, Scaled, Steering, TargetSeen
 from headrace.core.deployment_terms import Gate
 from headrace.core.deployments import AppliedVersion
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import HeadraceError
 from headrace.core.fleet import Arm, Mirror, ReplicaState, Route, target_key
 from headrace.core.load import TargetLoad
 from headrace.policies import decisions, rollout_record
@@ -31,6 +31,7 @@ from headrace.policies.rollout_state import (
     Wanted,
     Wish,
 )
+from headrace.stores.deployments import Word
 
 BLIND_S = 10.0
 """Without a report of the data planes for so long nobody knows how a version does."""
@@ -105,17 +106,16 @@ class GatedRollouts:
     def steer(
         self, seen: DeploymentSeen, scaled: Mapping[int, Scaled], kept: str, *, now_s: float, wall_s: float
     ) -> Steering:
-        before = _state(kept)
+        before, made = self._heard(seen, kept)
         inputs = Inputs(
             before, _wanted(seen), self._seen(seen, scaled, before, now_s=now_s, wall_s=wall_s), now_s
         )
         state, wish = rollout_record.decide(inputs)
         self._ask_for_runs(seen, wish)
         self._set_back(seen, state)
-        made: tuple[Decision, ...] = ()
         if (reason := rollout_record.reason(before, state)) is not None:
             outcome = rollout_record.outcome(before, state, wish)
-            made = (decisions.decision(KIND, seen.name, reason, inputs, outcome),)
+            made.append(decisions.decision(KIND, seen.name, reason, inputs, outcome))
             self._observed(seen.name, reason, before, state)
         return Steering(
             kept=_kept(state),
@@ -123,32 +123,10 @@ class GatedRollouts:
             route=_route(seen.name, wish),
             replicas={version: Bounds(each.least, each.most) for version, each in wish.replicas.items()},
             kept_versions=tuple(sorted(wish.replicas)),
-            decisions=made,
-            is_news=rollout_record.is_news(before, state),
+            decisions=tuple(made),
+            is_news=rollout_record.is_news(_state(kept), state),
             summary=rollout_record.summary(seen.name, state, wish),
         )
-
-    def command(self, name: str, kept: str, command: Mapping[str, Any]) -> tuple[str, Decision]:
-        """`{"command": "hold"}` or another of policies/rollout_commands.py, with a `"version"` to rehearse.
-
-        Where there is nothing to do nothing changes, which the outcome says: `is_done` false, and `text`.
-        """
-        state, word = _state(kept), str(command.get("command"))
-        if word not in list(Command):
-            raise ConfigError(f"a rollout knows no {word!r}; it knows {', '.join(Command)}")
-        version = command.get("version")
-        target = self._applied(name, version) if isinstance(version, int) else None
-        if word == Command.REHEARSE and target is None:
-            raise ConfigError(f"{name} has no version {version} that could be rehearsed")
-        terms = None if target is None else target.spec.rollout
-        said = Said(name, state, Command(word), version if isinstance(version, int) else None, terms)
-        after, answer = obey(said)
-        if answer.wants is not None:
-            self._return(name, _Return(answer.wants, "retry", None))
-        if after != state:
-            self._observed(name, word, state, after)
-        outcome = rollout_record.obeyed(state, after, answer)
-        return _kept(after), decisions.decision(KIND, name, word, said, outcome)
 
     async def run(self) -> None:
         """Acceptance sets, one after the other, and versions that are wanted again; until cancelled."""
@@ -156,7 +134,39 @@ class GatedRollouts:
             tasks.create_task(self._acceptance.run(), name="acceptance")
             tasks.create_task(self._want_again(), name="wanted again")
 
-    # What it sees.
+    # What it hears and sees.
+
+    def _heard(self, seen: DeploymentSeen, kept: str) -> tuple[RolloutState, list[Decision]]:
+        """The state after every word that is new; those to a deployment that was removed since mean nothing any more."""
+        state, made = _state(kept), list[Decision]()
+        if not kept and seen.words:
+            return msgspec.structs.replace(state, heard=seen.words[-1].number), made
+        for word in seen.words:
+            if word.number > state.heard:
+                state, decision = self._obey(seen, state, word)
+                made.append(decision)
+        return state, made
+
+    def _obey(self, seen: DeploymentSeen, state: RolloutState, word: Word) -> tuple[RolloutState, Decision]:
+        version = word.version
+        if version is None and word.command == Command.REHEARSE:
+            version = next((each for each in reversed(state.proven) if each != state.accepted), None)
+        target = None if version is None else self._applied(seen.name, version)
+        said = Said(
+            seen.name,
+            state,
+            Command(word.command),
+            None if target is None else target.version,
+            None if target is None else target.spec.rollout,
+            word.number,
+        )
+        after, answer = obey(said)
+        if answer.wants is not None:
+            self._return(seen.name, _Return(answer.wants, "retry", None))
+        if answer.is_done:
+            self._observed(seen.name, word.command, state, after)
+        outcome = rollout_record.obeyed(said, after, answer)
+        return after, decisions.decision(KIND, seen.name, word.command, said, outcome)
 
     def _seen(
         self,

@@ -35,6 +35,7 @@ class Sight:
             wanted,
             self._wanted.reason(name),
             {number: self._target(each, lives) for number, each in found.items() if each is not None},
+            self._wanted.words(name),
         )
 
     def _target(self, applied: AppliedVersion, lives: Sequence[Life]) -> TargetSeen:

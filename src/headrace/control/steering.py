@@ -22,6 +22,7 @@ from headrace.core.fleet import PPM, Arm, ReplicaState, Route
 from headrace.core.ids import ReplicaId
 from headrace.core.load import TargetLoad
 from headrace.policies.decisions import Decision
+from headrace.stores.deployments import Word
 
 
 class ReplicaSeen(msgspec.Struct, frozen=True):
@@ -80,12 +81,14 @@ class DeploymentSeen(msgspec.Struct, frozen=True):
         wanted: The version that somebody wants; None when the deployment was removed.
         reason: Why that one: "apply", "rollback" or another word of stores.deployments.
         targets: By version: the wanted one, those that the rollout's state names, and those with replicas.
+        words: What operators said to its rollouts lately, heard or not; the oldest first.
     """
 
     name: str
     wanted: AppliedVersion | None
     reason: str
     targets: Mapping[int, TargetSeen]
+    words: tuple[Word, ...] = ()
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -169,10 +172,6 @@ class Rollouts(Protocol):
         """The versions that this state speaks of, so that they are looked at."""
         ...
 
-    def command(self, name: str, kept: str, command: Mapping[str, Any]) -> tuple[str, Decision]:
-        """An operator said something about the rollout: the state after it. Raises ConfigError, naming what is possible."""
-        ...
-
     async def run(self) -> None:
         """Work of its own, until cancelled."""
         ...
@@ -216,9 +215,6 @@ class AtOnce:
 
     def versions(self, kept: str) -> frozenset[int]:
         return frozenset((int(kept),)) if kept else frozenset()
-
-    def command(self, name: str, kept: str, command: Mapping[str, Any]) -> tuple[str, Decision]:
-        raise NotImplementedError
 
     async def run(self) -> None:
         await asyncio.get_running_loop().create_future()

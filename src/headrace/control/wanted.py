@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from headrace.core.deployments import AppliedVersion
 from headrace.core.errors import HeadraceError
 from headrace.stores.database import DatabaseUnavailable
-from headrace.stores.deployments import DeploymentStore
+from headrace.stores.deployments import DeploymentStore, Word
 
 
 class WantedVersions:
@@ -21,6 +21,7 @@ class WantedVersions:
         self._revision = -1
         self._wanted: dict[str, AppliedVersion] = {}
         self._reasons: dict[str, str] = {}
+        self._words: list[Word] = []
         self._versions: dict[tuple[str, int], AppliedVersion | None] = {}
 
     def read(self) -> None:
@@ -30,6 +31,7 @@ class WantedVersions:
             return
         self._wanted = {**self._implicit, **self._store.wanted()}
         self._reasons = {name: wish.reason for name, wish in self._store.wishes().items()}
+        self._words = self._store.words()
         self._revision = revision
 
     def names(self) -> Iterable[str]:
@@ -42,6 +44,10 @@ class WantedVersions:
     def reason(self, name: str) -> str:
         """Why that one, in the words of stores.deployments; "" for what was never applied."""
         return self._reasons.get(name, "")
+
+    def words(self, name: str) -> tuple[Word, ...]:
+        """What was said to its rollouts lately, heard or not."""
+        return tuple(word for word in self._words if word.name == name)
 
     def version(self, name: str, number: int) -> AppliedVersion | None:
         """None where there is none, such as what headrace.toml doesn't offer any more. Raises DatabaseUnavailable."""

@@ -214,7 +214,8 @@ class Step(Section, frozen=True):
 
     Attributes:
         weight: Percent of the traffic that the candidate gets.
-        min_requests: Requests that it must have ended before anything is judged; time alone proves nothing.
+        min_requests: Requests that it must have ended before anything is judged; time alone proves nothing. 0 asks for no
+            judgement.
         min_s: Time that the step takes at least.
     """
 

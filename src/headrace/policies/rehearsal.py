@@ -82,12 +82,15 @@ def advanced(state: RolloutState, seen: Seen) -> RolloutState:
 
 
 def runs_missing(rehearsal: Rehearsal) -> tuple[AcceptanceRun, ...]:
-    """Acceptance sets that are to be run, once it is ready."""
+    """Acceptance sets that are to be run, once it is ready.
+
+    Held against its floor alone: an earlier version may well be less good than what has replaced it.
+    """
     if rehearsal.ready_s is None:
         return ()
     done = {result.gate for result in rehearsal.acceptance}
     return tuple(
-        AcceptanceRun(rehearsal.mark, gate, rehearsal.attempt, rehearsal.version, rehearsal.accepted)
+        AcceptanceRun(rehearsal.mark, gate, rehearsal.attempt, rehearsal.version, None)
         for gate in rehearsal.gates
         if gate not in done
     )

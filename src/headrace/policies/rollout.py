@@ -244,7 +244,7 @@ def _watched(state: RolloutState, rollout: Rollout, seen: Seen, judge: Judge) ->
         if seen.of(rollout.candidate).ready < rollout.replicas_needed(seen):
             return _waiting(state, rollout, Reason.REPLICAS)
         return replace(state, rollout=_opened(rollout))
-    if rollout.is_waved:
+    if rollout.is_waved or checks.asks_nothing(rollout):
         return _left(state, rollout)
     if rollout.check_s < rollout.terms.interval_s:
         return state

@@ -110,9 +110,16 @@ def lack(rollout: Rollout) -> Reason | None:
             return Reason.SHARE
     judgements = [item.judgement for item in rollout.checked if not item.is_dry]
     is_short = any(judgement.reason is Shortage.TOO_FEW_SAMPLES for judgement in judgements)
-    if is_short or ended < max(1, minimum.min_requests):
+    if is_short or ended < minimum.min_requests:
         return Reason.REQUESTS
     return Reason.TIME if rollout.stage_s < minimum.min_s else None
+
+
+def asks_nothing(rollout: Rollout) -> bool:
+    """Whoever wrote `min_requests = 0` wants no judgement: the stage lasts its least time, and failures still end it."""
+    minimum = _minimum(rollout)
+    is_over = minimum.min_requests == 0 and rollout.stage_s >= minimum.min_s
+    return is_over and not rollout.fails and not needs_promotion(rollout)
 
 
 def _minimum(rollout: Rollout) -> Step:

@@ -35,6 +35,7 @@ class Said(msgspec.Struct, frozen=True):
     """An operator's word, and what it was said to.
 
     Attributes:
+        number: Of the word; each is heard once.
         version, terms: What is to be rehearsed.
     """
 
@@ -43,6 +44,7 @@ class Said(msgspec.Struct, frozen=True):
     command: Command
     version: int | None = None
     terms: RolloutTerms | None = None
+    number: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -61,6 +63,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 def obey(said: Said) -> tuple[RolloutState, Answer]:
     """The state after an operator's word, which changes nothing where there is nothing that it could mean."""
+    after, answer = _obeyed(said)
+    return replace(after, heard=max(said.state.heard, said.number)), answer
+
+
+def _obeyed(said: Said) -> tuple[RolloutState, Answer]:
     name, state, command = said.name, said.state, said.command
     if command is Command.RETRY:
         return _again(name, state)

@@ -42,14 +42,15 @@ def replay(inputs: bytes) -> dict[str, Any]:
     """The outcome of a step or of a word, decided again. Raises ValueError for inputs of another shape."""
     if "command" in msgspec.json.decode(inputs, type=dict[str, msgspec.Raw]):
         said = msgspec.json.decode(inputs, type=Said)
-        return obeyed(said.state, *obey(said))
+        return obeyed(said, *obey(said))
     found = msgspec.json.decode(inputs, type=Inputs)
     return outcome(found.state, *decide(found))
 
 
-def obeyed(before: RolloutState, after: RolloutState, answer: Answer) -> dict[str, Any]:
-    """What came of an operator's word, as the decision log has it."""
-    told: dict[str, Any] = msgspec.to_builtins(answer)
+def obeyed(said: Said, after: RolloutState, answer: Answer) -> dict[str, Any]:
+    """What came of an operator's word, as the decision log has it, by which whoever said it finds the answer."""
+    before = said.state
+    told: dict[str, Any] = {"word": said.number, **msgspec.to_builtins(answer)}
     if after.ended is not None and after.ended != before.ended:
         told["result"] = after.ended.result.value
     return told

@@ -354,6 +354,7 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
             autoscaler saw during the rollout was not all of the traffic.
         at_s: When this was last looked at; None while nothing in it takes time.
         proven: Versions that were accepted once, the newest last: those alone may come back without a gate.
+        heard: Number of the last operator's word that was heard.
         count: Rollouts so far. rehearsals: of those too.
     """
 
@@ -367,6 +368,7 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     floor_s: float = 0.0
     at_s: float | None = None
     proven: tuple[int, ...] = ()
+    heard: int = 0
     count: int = 0
     rollout: Rollout | None = None
     ended: Ended | None = None
@@ -424,7 +426,7 @@ class Wish(msgspec.Struct, frozen=True):
     """How everything should be now: a function of the state and of what is seen, so that saying it again changes nothing.
 
     Attributes:
-        arms: The accepted version is the first; none while nothing was ever accepted.
+        arms: The accepted version is the first; none while nothing may serve.
         is_sticky: A conversation stays with its version.
         is_experiment: Either version may take over from the other.
         replicas: By version; a version that isn't named should have none, whatever its autoscaler says.

@@ -36,15 +36,21 @@ def wish(state: RolloutState, seen: Seen) -> Wish:
         )
     replicas[rollout.candidate] = _candidate_bounds(rollout, seen)
     candidate = seen.of(rollout.candidate)
+    arms = _arms(state.accepted, rollout.candidate, rollout.weight_ppm if candidate.ready else 0)
     is_mirrored = rollout.stage is Stage.MIRRORING and rollout.is_open and candidate.ready > 0
     return Wish(
-        arms=_arms(state.accepted, rollout.candidate, rollout.weight_ppm if candidate.ready else 0),
+        arms=arms if state.accepted is not None else _first_arms(rollout),
         is_sticky=rollout.terms.sticky == "conversation" and rollout.weight_ppm > 0,
         is_experiment=rollout.terms.strategy == "ab",
         mirror=Mirror(rollout.candidate, ppm(rollout.terms.mirror.percent)) if is_mirrored else None,
         replicas=replicas,
         acceptance=checks.runs_missing(rollout) if rollout.stage is Stage.ACCEPTANCE else (),
     )
+
+
+def _first_arms(rollout: Rollout) -> tuple[Arm, ...]:
+    """Where nobody else serves, the first version does as soon as it is ready, unless its answers are to be looked at before."""
+    return () if Stage.ACCEPTANCE in rollout.stages else (Arm(rollout.candidate, WHOLE_PPM),)
 
 
 def _arms(accepted: int | None, candidate: int | None, weight_ppm: int) -> tuple[Arm, ...]:

@@ -42,6 +42,7 @@ class Action(StrEnum):
     DEPLOYMENT_APPLY = "deployment.apply"
     DEPLOYMENT_ROLLBACK = "deployment.rollback"
     DEPLOYMENT_REMOVE = "deployment.remove"
+    ROLLOUT_SAY = "rollout.say"
 
 
 @dataclass(frozen=True, slots=True)

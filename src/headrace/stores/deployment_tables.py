@@ -1,4 +1,4 @@
-"""What is kept of deployments that were applied? Every version, and which of them was wanted when: both only grow."""
+"""What is kept of deployments that were applied? Every version, which of them was wanted when, and what was said of rollouts."""
 
 # `lock` is the revision with everything resolved, and `digest` its digest. The file is kept byte for byte.
 DEPLOYMENT_VERSION = """
@@ -22,6 +22,18 @@ CREATE TABLE deployment_wanted (
     name TEXT NOT NULL,
     version INTEGER NOT NULL CHECK (version >= 0),
     reason TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    at_s REAL NOT NULL
+) STRICT
+"""
+
+# What operators said to rollouts; the controller answers each with a decision of that number. The oldest go.
+ROLLOUT_WORD = """
+CREATE TABLE rollout_word (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    command TEXT NOT NULL,
+    version INTEGER,
     actor TEXT NOT NULL,
     at_s REAL NOT NULL
 ) STRICT

@@ -23,6 +23,8 @@ from headrace.stores.database import Database, Row
 REMOVED = 0
 # Of each name, besides the wanted one: a rollback to any of these needs nothing that has to be fetched again.
 ROLLBACK_TARGETS = 3
+# Of all names: many more than are said before the controller, which looks ten times a second, has heard them.
+WORDS_MAX = 200
 
 _COLUMNS = "name, version, file_text, spec, lock, actor, applied_s, template_text"
 _NEWEST = "number IN (SELECT max(number) FROM deployment_wanted GROUP BY name)"
@@ -43,6 +45,19 @@ class Wish(NamedTuple):
     reason: str
     actor: str
     at_s: float
+
+
+class Word(NamedTuple):
+    """What somebody said to a deployment's rollout; see policies/rollout_commands.py.
+
+    Attributes:
+        version: What is to be rehearsed, where it was named.
+    """
+
+    number: int
+    name: str
+    command: str
+    version: int | None
 
 
 class DeploymentStore:
@@ -73,8 +88,11 @@ class DeploymentStore:
     # What there is
 
     def revision(self) -> int:
-        """Grows with every change of what is wanted."""
-        found = self._database.row("SELECT coalesce(max(number), 0) FROM deployment_wanted")
+        """Grows with every change of what is wanted, and with every word to a rollout."""
+        found = self._database.row(
+            "SELECT (SELECT coalesce(max(number), 0) FROM deployment_wanted)"
+            " + (SELECT coalesce(max(number), 0) FROM rollout_word)"
+        )
         assert found is not None, "an aggregate has a row"
         return int(found[0])
 
@@ -147,6 +165,14 @@ class DeploymentStore:
             reached += [self.version(name, number) for number in numbers]
         return reached
 
+    def words(self) -> list[Word]:
+        """The newest words to rollouts, the oldest of them first."""
+        rows = self._database.rows(
+            "SELECT number, name, command, version FROM rollout_word ORDER BY number DESC LIMIT ?",
+            (WORDS_MAX,),
+        )
+        return [Word(*row) for row in reversed(rows)]
+
     # What is done
 
     def apply(
@@ -209,6 +235,24 @@ class DeploymentStore:
             self._wish(name, REMOVED, "remove", Action.DEPLOYMENT_REMOVE)
         return True
 
+    def say(self, name: str, command: str, *, version: int | None = None) -> int:
+        """To the rollouts of that deployment; returns the number that the controller's answer will have.
+
+        Raises ConfigError for a name that was never applied.
+        """
+        now_s = self._clock.wall_s()
+        with self._database.transaction():
+            self.require(name)
+            row = self._database.row(
+                "INSERT INTO rollout_word (name, command, version, actor, at_s) VALUES (?, ?, ?, ?, ?) RETURNING number",
+                (name, command, version, self._actor, now_s),
+            )
+            assert row is not None, "RETURNING has a row"
+            self._database.execute("DELETE FROM rollout_word WHERE number <= ?", (row[0] - WORDS_MAX,))
+            said = {"command": (None, command)} | ({} if version is None else {"version": (None, version)})
+            self._record(Act(now_s, self._actor, Action.ROLLOUT_SAY, name, changes=said))
+        return int(row[0])
+
     def _wish(self, name: str, version: int, reason: str, action: Action, *, digest: str = "") -> None:
         """Inside the transaction of whoever decides it."""
         now_s = self._clock.wall_s()
@@ -222,7 +266,10 @@ class DeploymentStore:
         new: dict[str, object] = {"version": version or None, "reason": reason}
         if digest:
             new["digest"] = digest
-        act = Act(now_s, self._actor, action, name, changes=audit.differences(old, new))
+        self._record(Act(now_s, self._actor, action, name, changes=audit.differences(old, new)))
+
+    def _record(self, act: Act) -> None:
+        """Inside the transaction of what is done."""
         if self._audited is None:
             audit.record(self._database, act)
             return

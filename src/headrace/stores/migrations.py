@@ -386,4 +386,9 @@ MIGRATIONS: tuple[Migration, ...] = (
             Loss("deployment_version WHERE template_text <> ''", "prompt templates of applied deployments"),
         ),
     ),
+    Migration(
+        "what operators say to rollouts",
+        up=(deployment_tables.ROLLOUT_WORD,),
+        down=("DROP TABLE rollout_word",),
+    ),
 )

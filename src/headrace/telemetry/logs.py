@@ -59,6 +59,7 @@ _ENDED = (
     "total_s",
 )
 _COUNTED = (*_ENDED, "prompt_tokens", "completion_tokens", "cached_tokens", "usage_source")
+_ROLLOUT_END = ("model", "version", "result", "reason", "stage", "detail", "elapsed_s")
 
 EVENTS: dict[str, Event] = {
     "service.starting": Event(
@@ -107,6 +108,22 @@ EVENTS: dict[str, Event] = {
     ),
     "replica.returned": Event(
         Level.INFO, "An ejected replica answered again; its share of requests grows.", _REPLICA
+    ),
+    "rollout.moved": Event(
+        Level.INFO,
+        "A rollout has begun, come to another stage or step, been checked, or been told something.",
+        ("model", "version", "reason", "stage", "step", "share", "waits_for"),
+    ),
+    "rollout.ended": Event(
+        Level.INFO, "A rollout is over: promoted, aborted, or superseded by a newer version.", _ROLLOUT_END
+    ),
+    "rollout.rolled_back": Event(
+        Level.ERROR, "A candidate was refused; the accepted version has all the traffic.", _ROLLOUT_END
+    ),
+    "rollout.rehearsed": Event(
+        Level.INFO,
+        "A return to an earlier version was rehearsed: whether it loads, fits and answers right.",
+        ("model", "version", "verdict", "ready_s", "reason"),
     ),
     "request.refused": Event(
         Level.INFO,

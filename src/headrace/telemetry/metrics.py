@@ -231,6 +231,32 @@ class Metrics:
         series_max=1280,
     )
 
+    # Rollouts.
+    rollout_share: Gauge = _gauge(
+        "headrace_rollout_share",
+        "Share of the model's traffic that the candidate of a rollout has now; 0 without a rollout.",
+        labels=("model",),
+        series_max=128,
+    )
+    rollouts: Counter = _counter(
+        "headrace_rollouts_total",
+        "Rollouts that have ended, by result: promoted, rolled_back, aborted, superseded.",
+        labels=("model", "result"),
+        series_max=512,
+    )
+    rollout_checks: Counter = _counter(
+        "headrace_rollout_checks_total",
+        "Checks of candidates, by gate and verdict: pass, fail, error, inconclusive.",
+        labels=("model", "gate", "verdict"),
+        series_max=1024,
+    )
+    rollout_rehearsed_s: Gauge = _gauge(
+        "headrace_rollout_rehearsed_timestamp_seconds",
+        "When a return to an earlier version was rehearsed last, in Unix seconds.",
+        labels=("model",),
+        series_max=128,
+    )
+
     # What engines report about themselves.
     engine_requests_processing: Gauge = _gauge(
         "headrace_engine_requests_processing",
