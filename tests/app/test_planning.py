@@ -11,8 +11,9 @@ from headrace.config import Config, EngineConfig
 from headrace.config import deployments as files
 from headrace.core.clock import ManualClock
 from headrace.core.deployments import target_key
+from headrace.policies.cold_start import ColdStart
 from headrace.policies.memory_plan import MIB, PROCESS_BYTES
-from headrace.policies.planning import Machine, Plan
+from headrace.policies.planning import Machine, Plan, Start
 from headrace.stores import sqlite
 from headrace.stores.deployments import DeploymentStore, open_deployments
 from headrace.stores.downloads import Silent
@@ -20,6 +21,7 @@ from headrace.stores.fleet import open_fleet
 from headrace.stores.gguf_file import Value
 from headrace.stores.ledger import Ledger
 from headrace.stores.registry import ModelStore
+from headrace.telemetry import hardware
 from tests.stores.test_ledger import usage_record
 from tests.support.tiny_models import tiny_model, tiny_safetensors
 
@@ -285,10 +287,15 @@ def test_a_cold_start_that_misses_the_promise_is_a_warning(desk: Desk) -> None:
     assert "a cold start, not measured yet," in unknown.warnings[0]
     fleet = open_fleet(desk.data, clock=desk.clock)
     fleet.take_lease("test")
-    fleet.note_start(unknown.digest, {"launch": 0.5, "load": 1.0})
+    fleet.note_start(
+        ColdStart("demo", unknown.digest, hardware.in_words(), {"launch": 0.5, "load": 1.0}, 1.0)
+    )
     fleet.close()
     (measured,) = desk.plan(text)
     assert "1.5 s of cold start" in measured.warnings[0]
+    assert measured.start == Start(1.5, {"launch": 0.5, "load": 1.0}, 1)
+    (other,) = desk.plan(scripted(slots=2))
+    assert other.start == Start(1.5, {"launch": 0.5, "load": 1.0}, 1, is_like=True)
 
 
 def test_a_target_of_a_version_is_named_as_in_snapshots(desk: Desk) -> None:

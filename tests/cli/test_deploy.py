@@ -307,3 +307,32 @@ def test_who_waits_for_a_version_that_will_never_serve_is_told(tmp_path: Path) -
             assert waiting.stderr is not None
             told = waiting.stderr.read()
         assert (waiting.returncode, "version 1 does not serve: it was removed" in told) == (1, True), told
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+def test_the_template_of_a_deployment_is_what_its_engine_renders(tmp_path: Path) -> None:
+    """E1, on the real engine: the template makes the prompt, whatever the caller writes."""
+    shared_store()
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "models").symlink_to(shared_root())
+    (tmp_path / "short.jinja").write_text("{{ 'Hello' }}")
+    file = tmp_path / "chat.toml"
+    file.write_text(
+        """
+[deployment]
+name = "short"
+engine = "embedded"
+[revision]
+weights = { uri = "smollm2-135m-instruct" }
+template = { file = "short.jinja" }
+args = { slots = 1, context_tokens = 512 }
+"""
+    )
+    question = {"model": "short", "messages": [{"role": "user", "content": "x " * 100}], "max_tokens": 1}
+    with provider(config=NO_MODELS, data=data, ready=False) as service:
+        service.cli("apply", str(file), "--wait")
+        status, _, body = service.post("/v1/chat/completions", question, key=service.key())
+        assert (status, json.loads(body)["usage"]["prompt_tokens"] < 10) == (200, True), body

@@ -245,6 +245,7 @@ def test_a_plan_is_the_same_after_it_was_sent(memory: MemoryPlan | None, refusal
         fit=None,
         capacity=planning.capacity(spec(), slots=4, service_s=1.0),
         cost=planning.cost(spec()),
+        start=planning.Start(1.5, {"load": 1.5}, 3),
         warnings=(),
         refusals=refusals,
     )

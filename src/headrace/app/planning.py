@@ -25,7 +25,7 @@ from headrace.core.deployments import (
 )
 from headrace.core.fleet import Task
 from headrace.engines import embedded
-from headrace.policies import memory_plan, planning
+from headrace.policies import cold_start, memory_plan, planning
 from headrace.policies.memory_plan import MIB, Architecture, Fit, MemoryPlan, Tenant
 from headrace.policies.planning import Machine, Plan
 from headrace.stores import architectures, fleet, opening, service_times, templates
@@ -140,7 +140,9 @@ class Planner:
         write_whole(self.lock_path(version.name), encoded + b"\n")
 
     def _keep(self, revision: Revision, template: str) -> None:
-        templates.keep(self._models.artifacts, revision.template, template, root=self._data / "models")
+        if revision.template is not None:
+            root = self._data / "models"
+            templates.keep(self._models.artifacts, revision.template, template, root=root)
 
     # The parts of a plan
 
@@ -170,7 +172,7 @@ class Planner:
             memory = self._memory(spec, revision, architecture)
             fit = self._fit(spec, memory, current, all_specs, machine)
             refusals += planning.refuse_memory(spec, memory, fit, is_replacing=current is not None)
-        cold_start_s = self._cold_start_s(revision)
+        start = self._cold_start(spec, revision)
         newest = max((each.version for each in self._store.versions(spec.name)), default=0)
         return Plan(
             file=file.name,
@@ -185,9 +187,10 @@ class Planner:
             fit=fit,
             capacity=self._capacity(spec, revision, args),
             cost=planning.cost(spec),
+            start=start,
             warnings=(
                 *file.warnings,
-                *planning.warn(spec, fit, memory, cold_start_s=cold_start_s),
+                *planning.warn(spec, fit, memory, cold_start_s=None if start is None else start.p95_s),
                 *gates.warnings(spec, self._data),
             ),
             refusals=tuple(refusals),
@@ -209,6 +212,7 @@ class Planner:
             fit=None,
             capacity=planning.capacity(current.spec, slots=slots, service_s=None),
             cost=planning.cost(current.spec),
+            start=None,
             warnings=(),
             refusals=(),
         )
@@ -283,13 +287,20 @@ class Planner:
                 found.append(Tenant(name, memory.replica_bytes, 1, 1))
         return found
 
-    def _cold_start_s(self, revision: Revision | None) -> float | None:
-        """The mean of its last starts; None where it never started here."""
-        if revision is None:
-            return None
+    def _cold_start(self, spec: DeploymentSpec, revision: Revision | None) -> planning.Start | None:
+        """What its starts took, or those of what is most like it; None where nothing like it ever started."""
         with closing(fleet.open_fleet(self._data, clock=self._clock)) as kept:
-            starts = [sum(stages.values()) for stages in kept.starts(revision.digest)]
-        return sum(starts) / len(starts) if starts else None
+            starts = kept.all_starts()
+        found = cold_start.figures(
+            starts,
+            deployment=spec.name,
+            digest="" if revision is None else revision.digest,
+            hardware=hardware.in_words(),
+        )
+        if found is None:
+            return None
+        stages = {stage.name: stage.p95_s for stage in found.stages}
+        return planning.Start(found.p95_s, stages, len(found.totals_s), found.is_like)
 
     def _capacity(
         self, spec: DeploymentSpec, revision: Revision | None, args: EngineArgs

@@ -17,19 +17,22 @@ from headrace.core.deployments import (
 from headrace.core.deployments import Revision as FixedRevision
 from headrace.core.errors import ConfigError
 from headrace.engines.kinds import KINDS
+from headrace.stores import templates
 from headrace.stores.downloads import Progress
-from headrace.stores.registry import ModelStore, StoredModel
+from headrace.stores.registry import StoredModel, open_store
 
 
 class ModelSupplier:
     """Engines of headrace.toml by what was stored at the start, applied ones by the artifacts of their revision.
 
-    State: `_models`, by name. `weights` brings the files of both.
+    State: `_models`, by name; `_templates`, text by digest, of versions that were asked for. `weights` brings all files.
     """
 
     def __init__(self, config: Config, data: Path, models: Sequence[StoredModel]) -> None:
         self._config = config
-        self._store = ModelStore(data / "models")
+        self._root = data / "models"
+        self._store = open_store(data, config.models)
+        self._templates: dict[str, str] = {}
         self.weights = Weights(data / "models", self._fetch)
         self._models = {model.name: model for model in models}
 
@@ -43,6 +46,8 @@ class ModelSupplier:
             return self._engine_spec(self._models[applied.name])
         if applied.revision.engine not in KINDS:
             raise ConfigError(f"engine {applied.revision.engine}: nothing here starts it")
+        if (template := applied.revision.template) is not None:
+            self._templates[template.sha256] = applied.template_text
         engine = self._config.engine
         return of_applied(
             applied,
@@ -52,6 +57,8 @@ class ModelSupplier:
         )
 
     def _fetch(self, artifact: Artifact, progress: Progress) -> Path:
+        if (text := self._templates.get(artifact.sha256)) is not None:
+            return templates.keep(self._store.artifacts, artifact, text, root=self._root)
         return self._store.fetch(artifact, progress=progress)
 
     def _implicit(self, model: StoredModel) -> AppliedVersion:

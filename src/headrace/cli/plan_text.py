@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.policies import planning
 from headrace.policies.memory_plan import MIB
-from headrace.policies.planning import Plan
+from headrace.policies.planning import Plan, Start
 
 _SHOWN = 100
 _DIGEST_SHOWN = 19  # `sha256:` and 12 digits
@@ -21,6 +21,8 @@ def lines(plan: Plan) -> Iterator[str]:
     if plan.memory is not None:
         yield f"  memory    {_memory(plan)}"
     yield f"  capacity  {_capacity(plan)}"
+    if plan.start is not None:
+        yield f"  start     {_start(plan.start)}"
     yield f"  cost      {_cost(plan)}"
     for warning in plan.warnings:
         yield f"  warning   {_behind_file(warning, plan)}"
@@ -79,6 +81,12 @@ def _capacity(plan: Plan) -> str:
         return f"{told}; requests per second {capacity.basis}"
     span = _span(f"{capacity.min_per_s:.3g}", f"{capacity.max_per_s:.3g}")
     return f"{told}; {span} requests/s at {capacity.service_s:.3g} s each ({capacity.basis})"
+
+
+def _start(start: Start) -> str:
+    stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start.stages.items())
+    whose = "similar starts" if start.is_like else "starts"
+    return f"{start.p95_s:.1f} s at the 95th of 100 ({stages}), by {start.starts} {whose}"
 
 
 def _cost(plan: Plan) -> str:

@@ -70,6 +70,20 @@ class Cost(msgspec.Struct, frozen=True):
     on_exceed: str
 
 
+class Start(msgspec.Struct, frozen=True):
+    """What cold starts took.
+
+    Attributes:
+        p95_s: Of the whole; stages: of each stage.
+        is_like: Of another revision or machine, since this one has never started here.
+    """
+
+    p95_s: float
+    stages: dict[str, float]
+    starts: int
+    is_like: bool = False
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What applying one file would do.
 
@@ -78,6 +92,7 @@ class Plan(msgspec.Struct, frozen=True):
         version: That it would have, or has.
         replaces: The version that is wanted now; 0 for none.
         digest: Of the revision; "" where it could not be resolved.
+        start: None before anything like it has started.
         refusals: Why it can't be applied, each with what to change; none where it can.
     """
 
@@ -93,6 +108,7 @@ class Plan(msgspec.Struct, frozen=True):
     fit: Fit | None
     capacity: Capacity
     cost: Cost
+    start: Start | None
     warnings: tuple[str, ...]
     refusals: tuple[str, ...]
 

@@ -7,15 +7,13 @@ from headrace.core.deployments import Artifact
 from headrace.stores.artifacts import ArtifactStore
 
 
-def keep(artifacts: ArtifactStore, artifact: Artifact | None, text: str, *, root: Path) -> Path | None:
-    """The template's file, put there where it isn't; None for a revision that uses the template in its weights.
+def keep(artifacts: ArtifactStore, artifact: Artifact, text: str, *, root: Path) -> Path:
+    """The template's file, put there where it isn't.
 
     Args:
         text: As it was applied.
         root: Of the model store: what is moved into it is written beside it.
     """
-    if artifact is None:
-        return None
     if (found := artifacts.path(artifact)) is not None:
         return found
     root.mkdir(parents=True, exist_ok=True)
@@ -23,4 +21,6 @@ def keep(artifacts: ArtifactStore, artifact: Artifact | None, text: str, *, root
         staged = Path(folder) / artifact.sha256
         staged.write_text(text, encoding="utf-8", newline="")
         artifacts.commit(artifact, {artifact.sha256: staged}, claims=())
-    return artifacts.path(artifact)
+    found = artifacts.path(artifact)
+    assert found is not None, "just stored"
+    return found
