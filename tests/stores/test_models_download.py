@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.stores import downloads
 from headrace.stores.downloads import Patience, Sha256Seal
@@ -123,6 +124,30 @@ def test_wrong_bytes_are_refused_and_nothing_is_kept(
     assert caught.value.reason == "digest_mismatch"
     assert list(tmp_path.iterdir()) == []
     assert len(server.received) == 1, "a whole file with a wrong digest is not fetched twice"
+
+
+def test_a_place_that_sends_almost_nothing_is_given_up_though_each_attempt_brings_something(
+    server: FileServer, tmp_path: Path, heard: Heard
+) -> None:
+    clock = ManualClock()
+
+    def slow_now_s() -> float:
+        clock.advance(100)  # with each piece that comes
+        return clock.now_s()
+
+    server.cut_after_bytes = [1000] * 3
+    with pytest.raises(UpstreamError, match=r"only \d+ bytes in 60 s \(3 attempts\)"):
+        downloads.fetch(
+            f"{server.url}/file",
+            tmp_path,
+            seal=Sha256Seal(DIGEST),
+            check_space=lambda needed: None,
+            progress=heard,
+            patience=Patience(
+                attempts_max=3, slow_bytes=1 << 30, sleep=lambda pause_s: None, now_s=slow_now_s
+            ),
+        )
+    assert fetch(server, tmp_path, heard).read_bytes() == CONTENT, "what came is kept"
 
 
 def test_a_full_disk_is_noticed_before_the_body(server: FileServer, tmp_path: Path, heard: Heard) -> None:

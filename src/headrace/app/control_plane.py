@@ -85,7 +85,7 @@ class ControlPlane:
         self._news = ReplicaNews(
             frozenset(model.name for model in models), tell=tell, metrics=metrics, log=log
         )
-        self._supplier = ModelSupplier(config, data, models)
+        self._supplier = ModelSupplier(config, data, models, log)
         self._launcher = Launcher(
             run=data / "run" / "replicas", logs=data / "logs", lifeline_fd=lifeline_fd, clock=clock
         )

@@ -18,8 +18,10 @@ from headrace.core.deployments import Revision as FixedRevision
 from headrace.core.errors import ConfigError
 from headrace.engines.kinds import KINDS
 from headrace.stores import templates
+from headrace.stores.collection import Gone
 from headrace.stores.downloads import Progress
 from headrace.stores.registry import StoredModel, open_store
+from headrace.telemetry.logs import Log
 
 
 class ModelSupplier:
@@ -28,10 +30,11 @@ class ModelSupplier:
     State: `_models`, by name; `_templates`, text by digest, of versions that were asked for. `weights` brings all files.
     """
 
-    def __init__(self, config: Config, data: Path, models: Sequence[StoredModel]) -> None:
+    def __init__(self, config: Config, data: Path, models: Sequence[StoredModel], log: Log) -> None:
         self._config = config
+        self._log = log
         self._root = data / "models"
-        self._store = open_store(data, config.models)
+        self._store = open_store(data, config.models, note_removal=self._note_removal)
         self._templates: dict[str, str] = {}
         self.weights = Weights(data / "models", self._fetch)
         self._models = {model.name: model for model in models}
@@ -55,6 +58,9 @@ class ModelSupplier:
             slots=engine.slots,
             context_tokens=engine.context_tokens,
         )
+
+    def _note_removal(self, gone: Gone) -> None:
+        self._log.event("artifact.removed", sha256=gone.sha256, used_s=gone.used_s)
 
     def _fetch(self, artifact: Artifact, progress: Progress) -> Path:
         if (text := self._templates.get(artifact.sha256)) is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import urljoin, urlsplit
 
+from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.stores.objects import CHUNK_BYTES, sha256_of
 
@@ -122,13 +123,18 @@ class Patience:
     Attributes:
         attempts_max: Attempts in a row that bring no new byte; one that does starts the count again.
         pause_s, pause_max_s: First pause between two attempts, doubled with each up to the maximum.
+        slow_s, slow_bytes: A transfer that brings fewer bytes than these in that time counts as one that brings none.
         sleep: Waits that many seconds.
+        now_s: Monotonic seconds.
     """
 
     attempts_max: int = 5
     pause_s: float = 1.0
     pause_max_s: float = 30.0
+    slow_s: float = 60.0
+    slow_bytes: int = 64 << 10
     sleep: Callable[[float], None] = time.sleep
+    now_s: Callable[[], float] = SystemClock.now_s
 
     def before(self, attempt: int, *, asked_s: float = 0.0) -> float:
         """Seconds to wait before attempt 2, 3, ...; what the server asks for counts, within the maximum."""
@@ -191,6 +197,29 @@ class Interrupted(Exception):
         self.asked_s = asked_s
 
 
+class Pace:
+    """Whether one transfer is worth waiting for: a place that sends a byte now and then would hold a start for ever.
+
+    State: when the present stretch began, and the bytes in it.
+    """
+
+    def __init__(self, patience: Patience, url: str) -> None:
+        self._patience = patience
+        self._url = url
+        self._since_s = patience.now_s()
+        self._bytes = 0
+
+    def passed(self, count_bytes: int) -> None:
+        """So many bytes came. Raises Interrupted if it were too few."""
+        self._bytes += count_bytes
+        now_s = self._patience.now_s()
+        if now_s - self._since_s < self._patience.slow_s:
+            return
+        if self._bytes < self._patience.slow_bytes:
+            raise Interrupted(f"{self._url}: only {self._bytes} bytes in {self._patience.slow_s:g} s")
+        self._since_s, self._bytes = now_s, 0
+
+
 def fetch(
     url: str,
     folder: Path,
@@ -211,7 +240,14 @@ def fetch(
     is_second = False
     while True:
         was_resumed = persist(
-            lambda: _transfer(url, part, manners=manners, check_space=check_space, progress=progress),
+            lambda: _transfer(
+                url,
+                part,
+                manners=manners,
+                check_space=check_space,
+                progress=progress,
+                pace=Pace(patience, url),
+            ),
             patience=patience,
             progress=progress,
         )
@@ -317,6 +353,7 @@ def _transfer(
     manners: Manners,
     check_space: Callable[[int], None],
     progress: Progress,
+    pace: Pace,
 ) -> bool:
     """Fetches what `part` lacks; returns whether it began with bytes of an earlier attempt."""
     had_bytes = part.stat().st_size if part.exists() else 0
@@ -348,6 +385,7 @@ def _transfer(
                 while rest:
                     rest = rest[file.write(rest) :]
                 done_bytes += len(chunk)
+                pace.passed(len(chunk))
                 progress.advance(done_bytes, total_bytes)
     if total_bytes and done_bytes < total_bytes:
         raise Interrupted(

@@ -30,6 +30,7 @@ class ObjectStore:
         self._root = root
         self._blobs = root / "blobs" / "sha256"
         self._staging = root / "staging"
+        self._quarantine = root / "quarantine"  # what was found damaged, put aside for whoever wonders
 
     def path(self, sha256: str) -> Path:
         return self._blobs / sha256
@@ -55,7 +56,7 @@ class ObjectStore:
         return _bytes(status for status in _walk(self._staging) if status.st_ino not in known)
 
     def clear_stale(self, *, before_s: float, is_trial: bool) -> int:
-        """Drops what cut transfers left that nobody has gone on with since then; returns the bytes."""
+        """Drops what cut transfers left that nobody has gone on with since then, and damaged files; returns the bytes."""
         freed_bytes = 0
         for folder in list(self._staging.iterdir()) if self._staging.is_dir() else ():
             with self.lock_if_free(folder.name) as is_ours:
@@ -64,6 +65,12 @@ class ObjectStore:
                     freed_bytes += _bytes(found)
                     if not is_trial:
                         shutil.rmtree(folder, ignore_errors=True)
+        for path in list(self._quarantine.iterdir()) if self._quarantine.is_dir() else ():
+            status = path.lstat()
+            if status.st_mtime < before_s:
+                freed_bytes += status.st_size
+                if not is_trial:
+                    path.unlink(missing_ok=True)
         return freed_bytes
 
     def sweep(self, keep: set[str]) -> int:

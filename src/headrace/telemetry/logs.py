@@ -76,6 +76,11 @@ EVENTS: dict[str, Event] = {
     "service.stopped": Event(
         Level.INFO, "The last line of a process that ended on purpose.", ("reason", "cut", "uptime_s")
     ),
+    "artifact.removed": Event(
+        Level.INFO,
+        "The artifact that was unused for longest made room for another, within `models.disk_bytes_max`.",
+        ("sha256", "used_s"),
+    ),
     "replica.starting": Event(
         Level.INFO, "A replica's process was launched.", (*_REPLICA, "pid", "port", "restarts")
     ),
