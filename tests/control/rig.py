@@ -117,7 +117,6 @@ class Engines:
 
     directory: Path
     kinds: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
-    stop_grace_s: float = 5.0
 
 
 @contextlib.contextmanager
@@ -133,7 +132,6 @@ def launching(engines: Engines | None) -> Iterator[Launcher | None]:
             logs=engines.directory,
             lifeline_fd=lifeline.reading_fd,
             clock=SystemClock(),
-            stop_grace_s=engines.stop_grace_s,
         )
     finally:
         lifeline.close()
@@ -159,7 +157,7 @@ def fake_engines(logs: Path, *behaviour: str) -> Engines:
         return Command((sys.executable, __file__, *behaviour), settings=f'{{"api_key": "{key}"}}')
 
     kind = Kind("embedded", "embedded", command, speaks_reports=True)
-    return Engines(logs, {"embedded": kind}, stop_grace_s=0.3)
+    return Engines(logs, {"embedded": kind})
 
 
 class FakeEngine(BaseHTTPRequestHandler):

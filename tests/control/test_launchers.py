@@ -56,7 +56,7 @@ async def listening(handle: EngineHandle) -> EngineHandle:
 
 def run(directory: Path, scenario: Callable[[Launcher], Awaitable[None]]) -> None:
     """On the loop that the service uses; fails if anything is left."""
-    with launching(Engines(directory, stop_grace_s=0.3)) as launcher:
+    with launching(Engines(directory)) as launcher:
         assert launcher is not None
         uvloop.run(scenario(launcher))
     until(lambda: not engines_of(directory))
@@ -197,8 +197,7 @@ from headrace.control.replica_files import Want
 from headrace.core.clock import SystemClock
 
 async def main(directory, lifeline_fd, token):
-    launcher = Launcher(run=directory / "replicas", logs=directory, lifeline_fd=lifeline_fd, clock=SystemClock(),
-                        stop_grace_s=0.3)
+    launcher = Launcher(run=directory / "replicas", logs=directory, lifeline_fd=lifeline_fd, clock=SystemClock())
     print("ready", flush=True)
     for number in range(3):
         want = Want("chat-0", f"{token}-{number}", command=("sleep", "600"), log=str(directory / "log"), grace_s=0.3,

@@ -78,9 +78,16 @@ def test_a_canary_that_is_never_answered_is_no_readiness(tmp_path: Path) -> None
 
 
 def test_an_embedding_model_is_asked_for_an_embedding(tmp_path: Path) -> None:
+    """And what its file says of its life goes with it to the gateway."""
+    terms = LifecycleTerms(slow_start_s=42.0)
+
     async def scenario() -> None:
-        async with living(replace(scripted(), task=Task.EMBEDDINGS), tmp_path) as life:
+        spec = replace(scripted(terms=terms), task=Task.EMBEDDINGS, version=3)
+        async with living(spec, tmp_path) as life:
             await eventually(lambda: life.offers)
+            offered = life.replica.deployment()
+            assert offered.key == "chat@v3"
+            assert offered.replicas[0].slow_start_s == 42.0
 
     run(scenario)
 

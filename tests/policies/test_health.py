@@ -216,6 +216,19 @@ def test_a_newcomer_among_others_starts_slowly() -> None:
     assert (health.circuit(1.0), health.weight(1.0)) == (Circuit.SLOW_START, WEIGHT_MIN)
 
 
+def test_a_newcomer_takes_as_long_as_its_deployment_says_and_one_that_returns_as_long_as_the_rules() -> None:
+    health = ReplicaHealth(RULES)
+    health.start_slowly(now_s=0.0, over_s=200.0)
+    assert health.weight(100.0) == 0.5
+    for _ in range(RULES.failures_to_eject):
+        fail(health, 100.0)
+    succeed(health, 300.0)
+    assert health.weight(300.0 + RULES.slow_start_s / 2) == 0.5
+    at_once = ReplicaHealth(RULES)
+    at_once.start_slowly(now_s=0.0, over_s=0.0)
+    assert at_once.weight(0.0) == 1.0
+
+
 @given(events=st.lists(st.tuples(st.floats(0.0, 50.0), st.booleans()), max_size=80))
 def test_it_is_out_only_for_its_failures_and_never_longer_than_the_maximum(
     events: list[tuple[float, bool]],

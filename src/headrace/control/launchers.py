@@ -216,17 +216,13 @@ class Launcher:
         run: Directory of the replicas' files, one folder each.
         logs: Directory of the engines' logs, one `<replica>.log` each with the previous one as `<replica>.log.1`.
         lifeline_fd: The reading end of the service's lifeline.
-        stop_grace_s: Time between SIGTERM and SIGKILL.
     """
 
-    def __init__(
-        self, *, run: Path, logs: Path, lifeline_fd: int, clock: Clock, stop_grace_s: float = 5.0
-    ) -> None:
+    def __init__(self, *, run: Path, logs: Path, lifeline_fd: int, clock: Clock) -> None:
         self._run = run
         self._logs = logs
         self.lifeline_fd = lifeline_fd
         self._clock = clock
-        self.stop_grace_s = stop_grace_s
 
     def log_of(self, replica: ReplicaId) -> Path:
         return self._logs / f"{_file_name(replica)}.log"
@@ -295,7 +291,7 @@ class Launcher:
                 if at_s is None:
                     asked[state.lifeline] = now_s
                     processes.send(state.lifeline, signal.SIGTERM)
-                elif now_s - at_s > self.stop_grace_s + KILL_MARGIN_S:
+                elif now_s - at_s > state.grace_s + KILL_MARGIN_S:
                     asked[state.lifeline] = now_s
                     processes.send(state.lifeline, signal.SIGKILL)
             await asyncio.sleep(STATE_LOOK_S)

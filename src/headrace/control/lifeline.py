@@ -106,7 +106,7 @@ class Lifeline:
         child = _spawn(want, ends, mark=f"{self._files.mark}{want.token}")
         for descriptor in (settings_fd, output_fd, reports_fd):
             os.close(descriptor)
-        self._become(engine=processes.key_of(child))
+        self._become(engine=processes.key_of(child), grace_s=want.grace_s)
         self._read(output, log.write)
         self._read(reports, self._take_reports)
         self._watch.register(signals, select.POLLIN)

@@ -386,6 +386,7 @@ class EngineReplica:
             authorization=found.address.authorization,
             generation=self._generation,
             location=self.spec.location,
+            slow_start_s=self.spec.terms.slow_start_s if self.spec.version else None,
         )
         self._ready_s = self._clock.now_s()
         self._has_been_ready = True

@@ -77,6 +77,7 @@ class EngineState(msgspec.Struct, frozen=True):
         stage: `starting` until it says more; an engine without reports never says more.
         exit_status: None while it runs; 128 + N after signal N, as shells do.
         was_told: The lifeline had been told to end it before it ended.
+        grace_s: Between SIGTERM and SIGKILL, when it is told to end.
         oom_kills: How often the kernel killed for want of memory, around this engine, while it lived.
     """
 
@@ -91,6 +92,7 @@ class EngineState(msgspec.Struct, frozen=True):
     listening_s: float | None = None
     exit_status: int | None = None
     was_told: bool = False
+    grace_s: float = 0.0
     oom_kills: int = 0
 
 

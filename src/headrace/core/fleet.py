@@ -77,6 +77,7 @@ class Replica:
         ca_file: PEM file of the authorities that are trusted to sign it; "" for those of the system.
         location: Where it runs, by the operator's name for it; "" where nobody said.
         generation: Counts restarts: two processes behind one ReplicaId never share health or connections.
+        slow_start_s: How long it takes to its full share when it joins others; None for as long as the gateway's rules say.
     """
 
     id: ReplicaId
@@ -90,6 +91,7 @@ class Replica:
     is_secure: bool = False
     ca_file: str = ""
     location: str = ""
+    slow_start_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

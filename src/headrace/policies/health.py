@@ -76,6 +76,7 @@ class ReplicaHealth:
         "_next_out_s",
         "_owes_since_s",
         "_rules",
+        "_slow_over_s",
         "_slow_since_s",
         "_unheard_s",
         "ejected_until_s",
@@ -92,6 +93,7 @@ class ReplicaHealth:
         self._is_out = False  # ejected, and without a success since
         self._ejected_s = 0.0
         self._slow_since_s: float | None = None
+        self._slow_over_s = rules.slow_start_s
         self._owes_since_s: float | None = None  # since when it has work and has said nothing
         self._unheard_s = 0.0  # such time from before it fell idle
         self.ejected_until_s = 0.0
@@ -113,11 +115,7 @@ class ReplicaHealth:
         if self._slow_since_s is None:
             return 1.0
         elapsed_s = now_s - self._slow_since_s
-        return (
-            1.0
-            if elapsed_s >= self._rules.slow_start_s
-            else max(WEIGHT_MIN, elapsed_s / self._rules.slow_start_s)
-        )
+        return 1.0 if elapsed_s >= self._slow_over_s else max(WEIGHT_MIN, elapsed_s / self._slow_over_s)
 
     def silence_s(self, now_s: float) -> float:
         """How long it has had work and said nothing; times without work don't count."""
@@ -143,9 +141,14 @@ class ReplicaHealth:
             self.rest_until_s = until_s
             self.is_settled = False
 
-    def start_slowly(self, *, now_s: float) -> None:
-        """It is new among others: its caches are empty."""
-        if self._rules.slow_start_s:
+    def start_slowly(self, *, now_s: float, over_s: float | None = None) -> None:
+        """It is new among others: its caches are empty.
+
+        Args:
+            over_s: How long it takes to its full share; None for as long as the rules say.
+        """
+        self._slow_over_s = self._rules.slow_start_s if over_s is None else over_s
+        if self._slow_over_s:
             self._slow_since_s = now_s
             self.is_settled = False
 
@@ -205,7 +208,7 @@ class ReplicaHealth:
         self.trials = 0
         self.ejected_until_s = 0.0
         # How long the next time out is stays remembered until it has run undisturbed for a while.
-        self._slow_since_s = now_s
+        self._slow_since_s, self._slow_over_s = now_s, self._rules.slow_start_s
         return Circuit.SLOW_START
 
     def _eject(self, now_s: float) -> Circuit:

@@ -50,7 +50,7 @@ class ReplicaBooks:
         if load is None:
             load = ReplicaLoad(replica, self._health, shared)
             if slowly_from_s is not None:
-                load.health.start_slowly(now_s=slowly_from_s)
+                load.health.start_slowly(now_s=slowly_from_s, over_s=replica.slow_start_s)
         load.replica = replica
         return load
 
