@@ -71,9 +71,9 @@ def at(request: pytest.FixtureRequest) -> str:
 def test_an_object_is_pinned_by_its_version_and_by_the_digest_that_the_storage_states(
     server: S3Server, store: ModelStore, at: str, heard: Heard, tmp_path: Path
 ) -> None:
-    server.put("versioned", {f"{at}/m.gguf": LARGE}, ChecksumAlgorithm="SHA256")
-    artifact = store.resolve(f"s3://versioned/{at}/m.gguf", progress=heard)
-    assert re.fullmatch(rf"s3://versioned/{at}/m\.gguf\?versionId=.+", artifact.uri)
+    server.put("versioned", {f"{at}/m.bin": LARGE}, ChecksumAlgorithm="SHA256")
+    artifact = store.resolve(f"s3://versioned/{at}/m.bin", progress=heard)
+    assert re.fullmatch(rf"s3://versioned/{at}/m\.bin\?versionId=.+", artifact.uri)
     assert artifact.uri.endswith(artifact.rev)
     assert (artifact.sha256, artifact.size_bytes) == (hashlib.sha256(LARGE).hexdigest(), len(LARGE))
     assert store.artifacts.path(artifact) is None, (

@@ -44,12 +44,36 @@ class Server(BaseHTTPRequestHandler):
             self.answer(200, None)
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self.is_known():
             self.answer(401, {"error": {"code": 401}})
+        elif asked.get("stream"):
+            self.stream()
         else:
             message = {"role": "assistant", "content": "pong"}
             self.answer(200, {"model": self.given.alias, "choices": [{"message": message}]})
+
+    def stream(self) -> None:
+        first = {
+            "choices": [
+                {"index": 0, "delta": {"role": "assistant", "content": "pong"}, "finish_reason": None}
+            ]
+        }
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
+        about = {
+            "id": "chatcmpl-1",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": self.given.alias,
+        }
+        events = [f"data: {json.dumps({**about, **event})}\n\n" for event in (first, last, usage)]
+        body = "".join([*events, "data: [DONE]\n\n"]).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def is_known(self) -> bool:
         return self.headers["Authorization"] == f"Bearer {os.environ['LLAMA_API_KEY']}"

@@ -98,7 +98,8 @@ class ArtifactStore:
     ) -> Artifact:
         """The source as exact bytes.
 
-        What a place states the digest of is not transferred yet. What it states none of is fetched to find out, and stays.
+        What a place states the digest of is not transferred yet. What it states none of is fetched to find out, and stays; so is
+        a GGUF file whose license nobody states but itself.
 
         Args:
             sha256: What it must be, "" for whatever it is.
@@ -110,6 +111,9 @@ class ArtifactStore:
         found = self.find(uri) if sources.is_fixed(fixed) else None
         if found is None:
             found = self._survey(fixed, uri=uri, progress=progress)
+            if not found.license and any(file.path.endswith(".gguf") for file in files_of(found)):
+                self.fetch(found, progress=progress)  # the file itself says what its license is
+                found = self.find(uri) or found
         if sha256 and found.sha256 != sha256:
             raise ConfigError(f"{uri}: SHA-256 is {found.sha256}, and {sha256} was asked for")
         return found
@@ -225,7 +229,8 @@ class ArtifactStore:
 
         Raises ConfigError where a file can't be what it says it is.
         """
-        verdict = licenses.judge([*claims])
+        said = [*claims]
+        verdict = licenses.judge(said)
         facts = formats.read({file.path: staged[file.sha256] for file in files_of(artifact)})
         files = [
             msgspec.structs.replace(file, size_bytes=staged[file.sha256].stat().st_size)
@@ -235,6 +240,7 @@ class ArtifactStore:
             artifact,
             size_bytes=sum(file.size_bytes for file in files),
             files=tuple(files) if artifact.files else (),
+            license=artifact.license or _license(said),
         )
         record = Record(
             artifact=whole,
@@ -330,8 +336,6 @@ def files_of(artifact: Artifact) -> Sequence[ArtifactFile]:
 
 
 def _assembled(uri: str, source: Source, files: list[ArtifactFile], claims: list[LicenseClaim]) -> Artifact:
-    verdict = licenses.judge(claims)
-    license = verdict.refused or verdict.license
     is_folder = sources.is_folder(source)
     ordered = sorted(files, key=lambda file: file.path.encode())
     return Artifact(
@@ -339,9 +343,16 @@ def _assembled(uri: str, source: Source, files: list[ArtifactFile], claims: list
         rev=sources.revision(source),
         sha256=folder_digest(ordered) if is_folder else ordered[0].sha256,
         size_bytes=sum(file.size_bytes for file in ordered),
-        license="" if license == licenses.UNKNOWN else license,
+        license=_license(claims),
         files=tuple(ordered) if is_folder else (),
     )
+
+
+def _license(claims: Sequence[LicenseClaim]) -> str:
+    """What they come to: one name, or all that somebody must accept where they disagree; "" where nobody says."""
+    verdict = licenses.judge(claims)
+    license = verdict.refused or verdict.license
+    return "" if license == licenses.UNKNOWN else license
 
 
 def _claims(path: str, staged: Path) -> list[LicenseClaim]:
