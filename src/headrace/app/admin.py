@@ -6,6 +6,7 @@ from pathlib import Path
 from headrace.app import contracts, tenant_use
 from headrace.app.contracts import AskDeployments
 from headrace.app.deployments_api import DeploymentsApi
+from headrace.app.rollouts_api import RolloutsApi
 from headrace.app.tenant_use import AskUse
 from headrace.config import Config
 from headrace.control.admin_routes import AdminRoute, Caller
@@ -31,6 +32,7 @@ def routes(
         *IdentityApi(store, clock=clock).routes(),
         *MoneyApi(data, clock=clock).routes(),
         *DeploymentsApi(data, config, clock=clock).routes(),
+        *RolloutsApi(data, clock=clock).routes(),
         tenant_use.route(store, config.tenant_defaults, ask=ask_use, clock=clock),
         contracts.route(store, prices, config, ask=ask_deployments, clock=clock),
     )

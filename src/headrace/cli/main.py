@@ -17,6 +17,7 @@ COMMANDS = {
     "status": ("status",),
     "deploy": ("plan", "apply", "rollback"),
     "deployments": ("deployments",),
+    "rollout": ("rollout",),
     "tenants": ("tenants",),
     "keys": ("keys",),
     "admins": ("admins",),
