@@ -6,225 +6,22 @@ are followed from the caller through the replica's executions to the ledger's re
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
-from headrace.app import gateway_parts
 from headrace.config import Config
-from headrace.core.fleet import FleetSnapshot, Replica
-from headrace.core.ids import TenantId
-from headrace.core.outcome import AttemptOutcome
-from headrace.core.request import InferenceRequest
-from headrace.core.tenant import Principal
-from headrace.core.usage import ExecutionRecord, TokenUsage, UsageRecord
 from headrace.gateway.server import Gateway
-from headrace.gateway.usage import Confirmation
-from headrace.policies import reconciliation
-from headrace.policies.dispatch import Dispatcher
-from headrace.policies.health import Circuit
-from headrace.policies.levels import Demand, Receipt
-from headrace.policies.limits import TenantLimiter
-from headrace.policies.prices import PriceBook
 from headrace.policies.retry import WINDOW_S
-from headrace.policies.tickets import Action, Expire, ReplicaKey, ReplicaLoad, Shed, Start, Ticket
 from headrace.telemetry.metrics import Metrics
 from tests.simulation.budget_laws import BudgetLaws
 from tests.simulation.caller import SLACK_S, Oddity, Reading, Request
 from tests.simulation.history import History
 from tests.simulation.replica import Execution, Fleet
+from tests.simulation.rollouts import Rollouts
+from tests.simulation.watched import Records, WatchedDispatcher, WatchedLimiter
 
 LARGE_TOKENS = 1000
 THIN_BYTES = 4096
-
-
-class WatchedDispatcher(Dispatcher):
-    """The dispatcher, with a second set of books. `running` maps tickets to their loads, `waiting` tickets to their bound."""
-
-    def __init__(self, history: History, *arguments: Any, queue_wait_max_s: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._history = history
-        self._queue_wait_max_s = queue_wait_max_s
-        self.running: dict[Ticket, ReplicaLoad] = {}
-        self.waiting: dict[Ticket, float] = {}
-        self.retrying: set[Ticket] = set()
-        self.retries = 0
-        self.offers = 0  # of deployments; one that was withdrawn comes back with a purse of its own
-        self._offered: set[str] = set()
-
-    def publish(self, snapshot: FleetSnapshot, *, now_s: float) -> list[Action]:
-        offered = set(snapshot.deployments)
-        self.offers += len(offered - self._offered)
-        self._offered = offered
-        return self._saw(super().publish(snapshot, now_s=now_s), now_s)
-
-    def wake(self, *, now_s: float) -> list[Action]:
-        return self._saw(super().wake(now_s=now_s), now_s)
-
-    def arrive(self, ticket: Ticket, *, now_s: float) -> bool:
-        starts = super().arrive(ticket, now_s=now_s)
-        if starts:
-            self._saw_start(ticket, now_s)
-        return starts
-
-    def wait(self, ticket: Ticket, *, now_s: float) -> list[Action]:
-        actions = super().wait(ticket, now_s=now_s)
-        self._saw_wait(ticket, now_s)
-        return self._saw(actions, now_s)
-
-    def retry(self, ticket: Ticket, *, now_s: float) -> bool:
-        self.retrying.add(ticket)
-        starts = super().retry(ticket, now_s=now_s)
-        (self._saw_start if starts else self._saw_wait)(ticket, now_s)
-        return starts
-
-    def set_slots(self, key: ReplicaKey, slots: int | None, *, now_s: float) -> list[Action]:
-        return self._saw(super().set_slots(key, slots, now_s=now_s), now_s)
-
-    def give_back(
-        self, ticket: Ticket, outcome: AttemptOutcome, *, now_s: float, **facts: Any
-    ) -> tuple[Circuit | None, list[Action]]:
-        self.running.pop(ticket)
-        circuit, actions = super().give_back(ticket, outcome, now_s=now_s, **facts)
-        self._history.add("give_back", outcome.value, "" if circuit is None else circuit.value)
-        return circuit, self._saw(actions, now_s)
-
-    def leave(self, ticket: Ticket, *, now_s: float) -> None:
-        super().leave(ticket, now_s=now_s)
-        self.waiting.pop(ticket, None)
-
-    def _saw_wait(self, ticket: Ticket, now_s: float) -> None:
-        self.waiting[ticket] = min(now_s + self._queue_wait_max_s, ticket.deadline_s)
-        self._history.add("wait", ticket.model)
-
-    def _saw_start(self, ticket: Ticket, now_s: float) -> None:
-        load = ticket.load
-        self._history.require(load is not None, "a ticket starts on a replica")
-        assert load is not None
-        self._history.require(now_s < ticket.deadline_s, "an expired request is dispatched")
-        self._history.require(
-            load.shared.outstanding <= load.shared.slots,
-            f"{load.shared.outstanding} requests on {load.shared.slots} slots",
-        )
-        self.running[ticket] = load
-        self.retries += ticket in self.retrying
-        self._history.add(
-            "start", ticket.model, load.replica.id, load.outstanding, ticket.tenant, ticket.grant or ""
-        )
-
-    def _saw(self, actions: list[Action], now_s: float) -> list[Action]:
-        for action in actions:
-            del self.waiting[action.ticket]
-            match action:
-                case Start(ticket):
-                    self._saw_start(ticket, now_s)
-                case Expire() | Shed():
-                    self._history.add(type(action).__name__.lower(), action.ticket.model)
-        return actions
-
-
-class WatchedLimiter(TenantLimiter):
-    """The limiter, with its own count of each tenant, and of the tokens that are still to be settled."""
-
-    def __init__(self, history: History, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._history = history
-        self.counts: Counter[TenantId] = Counter()
-        self.levels: Counter[str] = Counter()
-        self.unsettled: dict[int, Receipt] = {}
-
-    def take(self, principal: Principal, *, now_s: float) -> None:
-        super().take(principal, now_s=now_s)
-        self.counts[principal.tenant] += 1
-        bound = principal.limits.concurrency_max
-        self._history.require(
-            not bound or self.counts[principal.tenant] <= bound, "more of a tenant at once than agreed"
-        )
-
-    def release(self, tenant: TenantId) -> None:
-        super().release(tenant)
-        self.counts[tenant] -= 1
-
-    def take_levels(self, principal: Principal, demand: Demand, *, now_s: float) -> Receipt:
-        receipt = super().take_levels(principal, demand, now_s=now_s)
-        self.unsettled[id(receipt)] = receipt
-        for level in receipt.levels:
-            self.levels[level.subject] += 1
-            bound = level.limits.concurrency_max
-            self._history.require(
-                not bound or self.levels[level.subject] <= bound,
-                f"more of {level.subject} at once than agreed",
-            )
-        self.counts[principal.tenant] += 1
-        return receipt
-
-    def release_levels(self, receipt: Receipt) -> None:
-        super().release_levels(receipt)
-        for level in receipt.levels:
-            self.levels[level.subject] -= 1
-        self.counts[TenantId(receipt.levels[0].subject)] -= 1
-
-    def settle(self, receipt: Receipt, usage: TokenUsage, *, now_s: float) -> None:
-        super().settle(receipt, usage, now_s=now_s)
-        self._history.require(self.unsettled.pop(id(receipt), None) is receipt, "tokens are settled twice")
-
-
-@contextmanager
-def watched(
-    config: Config, history: History
-) -> Iterator[tuple[list[WatchedDispatcher], list[WatchedLimiter]]]:
-    """What is composed inside uses the watched dispatcher and limiter, which are found in the lists afterwards."""
-    dispatchers: list[WatchedDispatcher] = []
-    limiters: list[WatchedLimiter] = []
-
-    def dispatcher(*arguments: Any, **options: Any) -> WatchedDispatcher:
-        wait_s = config.admission.queue_wait_max_s
-        dispatchers.append(WatchedDispatcher(history, *arguments, queue_wait_max_s=wait_s, **options))
-        return dispatchers[-1]
-
-    def limiter(*arguments: Any, **options: Any) -> WatchedLimiter:
-        limiters.append(WatchedLimiter(history, *arguments, **options))
-        return limiters[-1]
-
-    with mock.patch.multiple(gateway_parts, Dispatcher=dispatcher, TenantLimiter=limiter):
-        yield dispatchers, limiters
-
-
-class Records:
-    """The ledger: what was recorded, and whether it keeps up."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self.is_behind = False
-        self.marked: set[str] = set()
-        self.usage: dict[str, UsageRecord] = {}
-        self.executions: dict[str, Sequence[ExecutionRecord]] = {}
-
-    def begin(self, request: InferenceRequest, replica: Replica, attempt: int) -> None:
-        self.marked.add(request.id)
-
-    def append(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
-        self._history.require(
-            (usage.request_id in self.marked) == (usage.attempts > 0), "what a replica had was marked"
-        )
-        self.marked.discard(usage.request_id)
-        self._history.add(
-            "record", usage.request_id, usage.outcome, usage.reason, usage.status, usage.attempts
-        )
-        self._history.require(
-            usage.request_id not in self.usage, f"two terminal records of {usage.request_id}"
-        )
-        for difference in reconciliation.examine(usage, executions, PriceBook()):
-            self._history.require(not difference.cause.is_fault, f"the books differ: {difference}")
-        self.usage[usage.request_id] = usage
-        self.executions[usage.request_id] = executions
-
-    def replace(self, usage: UsageRecord, executions: Sequence[ExecutionRecord]) -> None:
-        raise AssertionError("nobody here is durable")
-
-    def confirm(self) -> Confirmation:
-        raise AssertionError("nobody here is durable")
 
 
 class Laws:
@@ -241,6 +38,7 @@ class Laws:
         records: Records,
         fleet: Fleet,
         metrics: Metrics,
+        rollouts: Rollouts,
         left_s: dict[str, float],
         models: int,
         started_s: float,
@@ -257,6 +55,7 @@ class Laws:
         self._records = records
         self._fleet = fleet
         self._metrics = metrics
+        self._rollouts = rollouts
         self._started_s = started_s
 
     def at_each_step(self, now_s: float) -> None:
@@ -303,19 +102,19 @@ class Laws:
 
     def _queue_is_bounded(self, now_s: float) -> None:
         dispatcher, admission = self._dispatcher, self._config.admission
-        waiting = Counter(ticket.model for ticket in dispatcher.waiting)
+        waiting = Counter(ticket.target for ticket in dispatcher.waiting)
         # A retry has paid for its place, and who has slots of its own waits for them whatever others have sent.
         beyond = Counter(
-            ticket.model
+            ticket.target
             for ticket in dispatcher.waiting
-            if ticket in dispatcher.retrying or ticket.share.reserved_slots
+            if ticket in dispatcher.retrying or ticket.share.reserved_slots or ticket.moved_to
         )
-        for model, count in waiting.items():
+        for target, count in waiting.items():
             self._history.require(
-                count == self._gateway.dispatch.queue_length(model), "the queue holds who waits"
+                count == self._gateway.dispatch.queue_length(target), "the queue holds who waits"
             )
             self._history.require(
-                count - beyond[model] <= admission.queue_length_max, f"{count} wait for {model}"
+                count - beyond[target] <= admission.queue_length_max, f"{count} wait for {target}"
             )
         for ticket, until_s in dispatcher.waiting.items():
             self._history.require(
@@ -388,6 +187,19 @@ class Laws:
             )
         for request in requests:
             self._check_request(request, executions)
+        self._targets_are_counted()
+
+    def _targets_are_counted(self) -> None:
+        """All that came to a target has one end there, and what was delivered was recorded."""
+        loads = self._gateway.usage.loads.report(self._gateway.dispatch).targets
+        for load in loads:
+            self._history.require(
+                load.arrived == load.ended, f"{load.arrived} came to {load.target}, and {load.ended} ended"
+            )
+        delivered = sum(record.outcome == "delivered" for record in self._records.usage.values())
+        self._history.require(
+            sum(load.delivered for load in loads) == delivered, f"{delivered} records of what was delivered"
+        )
 
     def _check_request(self, request: Request, executions: dict[str, Execution]) -> None:
         answer = request.answer
@@ -453,6 +265,8 @@ class Laws:
             return
         self._history.require(answer.text == execution.whole, f"{name}: delivered, but not all of it")
         record = self._records.usage[answer.request_id]
+        revision = self._rollouts.revision(record.model, execution.replica)
+        self._history.require(record.revision == revision, f"{name}: recorded as of {record.revision}")
         if record.usage_source == "final" and answer.is_stream:
             self._history.require(
                 record.completion_tokens == answer.tokens,

@@ -11,18 +11,20 @@ from unittest import mock
 import pytest
 
 from headrace.core.endings import Ending
+from headrace.core.fleet import Route
 from headrace.core.outcome import AttemptOutcome
 from headrace.gateway.connection import ClientConnection
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Dispatch
 from headrace.gateway.http_call import HttpCall
-from headrace.gateway.usage import UsageCloser
+from headrace.gateway.usage import Account, UsageCloser
 from headrace.gateway.watch import Watch
-from headrace.policies import dispatch
+from headrace.policies import dispatch, routing
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.limits import TenantLimiter
 from headrace.policies.partition import SlotGrant, SlotTable
 from headrace.policies.retry import RetryBudget
+from headrace.policies.routing import RoutingTable
 from headrace.protocols import sse
 from headrace.protocols.answers import StreamedAnswer
 from tests.simulation import world
@@ -39,6 +41,12 @@ def test_no_law_is_broken_under_the_first_seeds() -> None:
     reports = [world.run(seed) for seed in SEEDS]
     ends = {end for report in reports for end in report.outcomes}
     assert {"delivered", "broken", "refused", "left", "nothing"} <= ends, "these seeds no longer see much"
+    expected = sum(report.shares.expected for report in reports)
+    deviation = sum(report.shares.variance for report in reports) ** 0.5
+    assert expected > 20, "these seeds no longer see canaries"
+    assert abs(sum(report.shares.arrived for report in reports) - expected) < 5 * deviation, (
+        "by their weights"
+    )
 
 
 @pytest.mark.parametrize("seed", known_seeds())
@@ -125,6 +133,11 @@ def lets_anybody_reuse_it(original: Any, self: SlotTable, partition: str) -> Slo
     return SlotGrant(original(self, partition).index, may_reuse=True)
 
 
+def sends_to_who_is_down(original: Any, self: RoutingTable, route: Route) -> Any:
+    found = ((self.find(arm.target), arm.weight_ppm) for arm in route.arms[1:])
+    return [routing._Piece(0, weight_ppm, deployment) for deployment, weight_ppm in found if deployment]
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "a cancelled attempt keeps its slot": lambda: around(Dispatcher, "give_back", keeps_the_slot),
     "a stream goes on after its end": lambda: around(HttpCall, "finish", writes_after_the_end),
@@ -142,6 +155,9 @@ BUGS: dict[str, Callable[[], Any]] = {
     "there are no heartbeats": lambda: around(Delivery, "beat", forgets),
     "a cut answer passes for a whole one": lambda: mock.patch.object(StreamedAnswer, "is_complete", True),
     "a slot's cache is anybody's": lambda: around(SlotTable, "take", lets_anybody_reuse_it),
+    "a rollback turns away who waits": lambda: around(Dispatcher, "_hand_over", forgets),
+    "an answer is recorded as of the revision that failed": lambda: around(Account, "follow", forgets),
+    "a canary that is down gets its share": lambda: around(RoutingTable, "_pieces", sends_to_who_is_down),
 }
 
 

@@ -14,7 +14,6 @@ from headrace.app.budgets import no_budgets
 from headrace.app.gateway_parts import build_gateway
 from headrace.config import AdmissionConfig, Config, HealthConfig, RequestConfig, ServerConfig
 from headrace.core import keys
-from headrace.core.fleet import Deployment, FleetSnapshot, Task
 from headrace.core.ids import KeyId, TenantId
 from headrace.core.isolation import CachePartitions
 from headrace.core.quotas import BudgetKey, Period, QuotaUnit
@@ -26,12 +25,14 @@ from headrace.telemetry.metrics import Metrics
 from tests.simulation.budget_laws import BudgetLaws
 from tests.simulation.caller import HOST, PORT, Caller, Manners, Request
 from tests.simulation.history import History, Violation
-from tests.simulation.laws import Laws, Records, watched
+from tests.simulation.laws import Laws
 from tests.simulation.loop import LoopClock, SimulatedLoop
 from tests.simulation.network import Listener, Network
 from tests.simulation.plans import Fault
 from tests.simulation.replica import Fleet, SimulatedReplica
+from tests.simulation.rollouts import Rollouts, Shares
 from tests.simulation.tenants import draw_tenants
+from tests.simulation.watched import Records, watched
 
 PEPPER = b"p" * 32
 PARTITIONS = CachePartitions(PEPPER)
@@ -50,6 +51,7 @@ class Report:
     executions: int
     virtual_s: float
     outcomes: dict[str, int]
+    shares: Shares
 
 
 class Failure(Exception):
@@ -152,6 +154,8 @@ class World:
             pace_s=self._pace_s,
         )
         self._deployments = self._draw_deployments()
+        self._rollouts = Rollouts(self._deployments, Random(f"{seed}/rollouts"), history)
+        self._rollouts.draw()
         self._tenants = draw_tenants(
             self._chance, levels=Random(f"{self._seed}/levels"), partitions=PARTITIONS
         )
@@ -220,7 +224,7 @@ class World:
         )
         self._records = Records(self._history)
         self._budgets = no_budgets(clock)
-        with watched(config, self._history) as (dispatchers, limiters):
+        with watched(config, self._rollouts, self._history) as (dispatchers, limiters):
             self._gateway = build_gateway(
                 config,
                 auth=auth,
@@ -244,6 +248,7 @@ class World:
             records=self._records,
             fleet=self._fleet,
             metrics=metrics,
+            rollouts=self._rollouts,
             left_s=self._left_s,
             models=len(self._deployments),
             started_s=self._started_s,
@@ -289,14 +294,15 @@ class World:
                 gateway.serve(SimulatedPort(self._loop.network), opened=opened.set_result)
             )
             await opened
-            weather = tasks.create_task(self._weather())
+            weather = [tasks.create_task(self._weather()), tasks.create_task(self._roll_out())]
             async with asyncio.TaskGroup() as calling:
                 for caller in callers:
                     calling.create_task(caller.run())
                 if stops_early:
                     await asyncio.sleep(self._pace_s * chance.expovariate(0.1))
                     await self._stop(serving, limit_s=chance.choice((0.0, 1.0, 30.0)))
-            weather.cancel()
+            for each in weather:
+                each.cancel()
             if not stops_early:
                 await self._stop(serving, limit_s=1000.0)
         requests = [request for caller in callers for request in caller.requests]
@@ -365,6 +371,14 @@ class World:
         await asyncio.sleep(self._chance.random() * self._pace_s * 20)
         self._publish()
 
+    async def _roll_out(self) -> None:
+        """The shares of revisions change all the time."""
+        rollouts = self._rollouts
+        while rollouts.running:
+            await asyncio.sleep(self._pace_s * 10 * rollouts.chance.expovariate(1.0))
+            rollouts.step()
+            self._publish()
+
     async def _fall_behind(self) -> None:
         self._records.is_behind = True
         await asyncio.sleep(self._chance.random() * self._pace_s * 20)
@@ -376,22 +390,7 @@ class World:
     def _publish(self, *, without: str = "") -> None:
         self._version += 1
         self._history.add("publish", self._version, without)
-        self._gateway.publish(
-            FleetSnapshot(
-                self._version,
-                {
-                    name: Deployment(
-                        name=name,
-                        upstream_model=f"up-{name}",
-                        tasks=frozenset(Task),
-                        revision="unpinned",
-                        replicas=tuple(replica.value() for replica in replicas if replica.name != without),
-                    )
-                    for name, replicas in self._deployments.items()
-                    if name != without
-                },
-            )
-        )
+        self._gateway.publish(self._rollouts.snapshot(self._version, without=without))
 
     # Watching.
 
@@ -442,6 +441,7 @@ class World:
             executions=len(self._fleet.executions),
             virtual_s=self._loop.time() - self._started_s,
             outcomes=outcomes,
+            shares=self._rollouts.shares,
         )
 
 
