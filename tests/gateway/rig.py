@@ -114,12 +114,12 @@ class Rig:
         check_charge(record)
         return record
 
-    def executions(self, answer: Exchange) -> list[ExecutionRecord]:
-        """The attempts behind an answer."""
-        self.record(answer)
+    def executions(self, answer: Exchange | str) -> list[ExecutionRecord]:
+        """The attempts behind an answer, by itself or by its id."""
+        wanted = self.record(answer).request_id
         report = UsageReport(open_database(self.provider.data, must_exist=True))
         try:
-            return report.executions(request_id(answer))
+            return report.executions(wanted)
         finally:
             report.close()
 

@@ -245,3 +245,43 @@ def test_nobody_waits_where_it_may_not_run() -> None:
     made = sleeping()
     with pytest.raises(Forbidden):
         made.arrive(ticket("chat", locations=("eu",)), now_s=0.0)
+
+
+def test_what_nobody_waits_for_leaves_callers_half_of_the_slots_of_what_they_come_to() -> None:
+    """And all of a target's that no caller comes to are for it."""
+    made = dispatcher(
+        target(1, replica("a", slots=4)), target(2, replica("b", slots=4)), routes=ACCEPTED_ALONE
+    )
+    room = {V1: 0, V2: 0}
+    for key in room:
+        while made.has_room_to_spare(key):
+            room[key] += 1
+            assert come(made, ticket(key), now_s=0.0)
+    assert room == {V1: 2, V2: 4}
+    assert not made.has_room_to_spare("gone")
+
+
+def test_nothing_goes_before_those_who_wait() -> None:
+    made = dispatcher(target(1, replica("a", slots=2)), routes=ACCEPTED_ALONE)
+    running = [ticket(V1), ticket(V1)]
+    for each in running:
+        assert come(made, each, now_s=0.0)
+    late = ticket(V1)
+    late.locations = ("eu",)
+    made.publish(
+        snapshot(
+            target(1, replace(replica("a", slots=9), location="us"), locations=("eu", "us")),
+            routes=ACCEPTED_ALONE,
+        ),
+        now_s=0.0,
+    )
+    assert made.has_room_to_spare(V1)
+    made.publish(
+        snapshot(
+            target(1, replace(replica("a", slots=2), location="eu"), replace(replica("c", slots=9), location="us"), locations=("eu", "us")),
+            routes=ACCEPTED_ALONE,
+        ),
+        now_s=0.0,
+    )  # fmt: skip
+    assert not come(made, late, now_s=0.0)
+    assert not made.has_room_to_spare(V1)

@@ -305,7 +305,8 @@ class DataPlane:
 
     def load(self) -> PlaneLoad:
         """What its targets and replicas have to do, and how it fared so far."""
-        return self._gateway.usage.loads.report(self._gateway.dispatch)
+        gateway = self._gateway
+        return gateway.usage.loads.report(gateway.dispatch, also=gateway.mirrors.loads.counts())
 
     def fill_gauges(self) -> None:
         """Sets the gauges whose facts the gateway keeps itself."""

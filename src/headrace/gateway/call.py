@@ -99,3 +99,56 @@ class Call(Protocol):
     def break_off(self, status: int, body: bytes) -> None:
         """An error in JSON instead of the end of the stream: no client can take it for a whole answer."""
         ...
+
+
+class PassedCall:
+    """Another call, to which everything is passed on; what a subclass wants to see on its way, it overrides."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.head = call.head
+        self.route = call.route
+        self.principal = call.principal
+        self.body = b""
+        self.request_id = call.request_id
+        self.received_s = call.received_s
+
+    @property
+    def must_stream(self) -> bool:
+        return self._call.must_stream
+
+    @property
+    def is_paused(self) -> bool:
+        return self._call.is_paused
+
+    @property
+    def paused_since_s(self) -> float:
+        return self._call.paused_since_s
+
+    @property
+    def is_gone(self) -> bool:
+        return self._call.is_gone
+
+    def abort(self) -> None:
+        self._call.abort()
+
+    def tell(self, watcher: PauseWatcher) -> None:
+        self._call.tell(watcher)
+
+    def respond(self, status: int, body: bytes, *, headers: bytes = b"") -> None:
+        self._call.respond(status, body, headers=headers)
+
+    def open_stream(self, *, headers: bytes) -> None:
+        self._call.open_stream(headers=headers)
+
+    def write(self, events: list[bytes]) -> None:
+        self._call.write(events)
+
+    def beat(self) -> None:
+        self._call.beat()
+
+    def finish(self, events: list[bytes]) -> None:
+        self._call.finish(events)
+
+    def break_off(self, status: int, body: bytes) -> None:
+        self._call.break_off(status, body)

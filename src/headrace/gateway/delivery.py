@@ -233,6 +233,10 @@ class Delivery:
         else:
             self._end(ClientGone("the caller closed the connection"))
 
+    @property
+    def is_delivered(self) -> bool:
+        return self.ending is COMPLETE
+
     def _end(self, error: HeadraceError) -> None:
         ending = endings.find(error.reason, self.stage)
         self._step(EVENTS[ending.outcome])

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import DeadlineExceeded, NoReadyReplica, OverloadError, Saturated
+from headrace.core.errors import DeadlineExceeded, NoReadyReplica, OverloadError, RequestError, Saturated
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId, TargetKey, TenantId
 from headrace.core.outcome import AttemptOutcome, Reason
@@ -201,6 +201,21 @@ class Dispatch:
             raise
         if has_levels and principal.shadow is not None and ticket.receipt is not None:
             ticket.receipt.shadow = self._shadow.begin(principal.shadow, ticket.receipt.demand, now_s=now_s)
+        return starts
+
+    def enter_if_idle(self, ticket: Ticket, request: InferenceRequest) -> bool:
+        """Lets a request run that nobody waits for, if its target has slots to spare and nobody waits for one; else nothing is
+        held."""
+        if not self._dispatcher.has_room_to_spare(ticket.target):
+            return False
+        now_s = self._clock.now_s()
+        self._limiter.take(request.principal, now_s=now_s)
+        try:
+            starts = self._dispatcher.arrive(ticket, now_s=now_s)
+        except (OverloadError, RequestError, DeadlineExceeded):
+            starts = False
+        if not starts:
+            self._release(ticket)
         return starts
 
     def has_alternative(self, ticket: Ticket) -> bool:

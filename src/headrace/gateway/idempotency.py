@@ -9,7 +9,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConcurrencyLimited, InvalidRequest
 from headrace.core.ids import RequestId, TenantId
 from headrace.core.request import InferenceRequest
-from headrace.gateway.call import Call, PauseWatcher
+from headrace.gateway.call import Call, PassedCall
 from headrace.policies.idempotency import IdempotencyTable, Known
 from headrace.protocols import bounds
 from headrace.telemetry.metrics import Metrics
@@ -158,52 +158,24 @@ def _replay(answer: KeptAnswer, call: Call) -> None:
         call.finish(answer.events)
 
 
-class RecordedCall:
+class RecordedCall(PassedCall):
     """A call whose answer is kept as it is written; all else is the call's own. `close` ends it, however it ended.
 
     What it keeps is bounded by what the table takes: of a longer answer only that it was longer.
     """
 
     def __init__(self, call: Call, table: AnswerTable, tenant: TenantId, key: bytes) -> None:
-        self._call = call
+        super().__init__(call)
         self._table = table
         self._tenant = tenant
         self._key = key
         self._stream_headers = b""
         self._events: list[bytes] | None = []
         self._bytes = 0
-        self.head = call.head
-        self.route = call.route
-        self.principal = call.principal
-        self.body = b""
-        self.request_id = call.request_id
-        self.received_s = call.received_s
 
     def close(self) -> None:
         """Gives the key free, unless a complete answer was kept."""
         self._table.drop(self._tenant, self._key)
-
-    @property
-    def must_stream(self) -> bool:
-        return self._call.must_stream
-
-    @property
-    def is_paused(self) -> bool:
-        return self._call.is_paused
-
-    @property
-    def paused_since_s(self) -> float:
-        return self._call.paused_since_s
-
-    @property
-    def is_gone(self) -> bool:
-        return self._call.is_gone
-
-    def abort(self) -> None:
-        self._call.abort()
-
-    def tell(self, watcher: PauseWatcher) -> None:
-        self._call.tell(watcher)
 
     def respond(self, status: int, body: bytes, *, headers: bytes = b"") -> None:
         if status == 200:
@@ -218,17 +190,11 @@ class RecordedCall:
         self._record(events)
         self._call.write(events)
 
-    def beat(self) -> None:
-        self._call.beat()
-
     def finish(self, events: list[bytes]) -> None:
         self._record(events)
         kept = self._events
         self._keep(None if kept is None else KeptAnswer(self.request_id, self._stream_headers, None, kept))
         self._call.finish(events)
-
-    def break_off(self, status: int, body: bytes) -> None:
-        self._call.break_off(status, body)
 
     def _record(self, events: list[bytes]) -> None:
         if self._events is None:

@@ -125,6 +125,17 @@ class LeasedDispatch(Dispatch):
             self._freed(slots_of(load.replica))
             self._freed(PoolKey(PoolKind.QUEUE, ticket.target))
 
+    def enter_if_idle(self, ticket: Ticket, request: InferenceRequest) -> bool:
+        if super().enter_if_idle(ticket, request):
+            return True
+        for target, load in self.loads():
+            if target == ticket.target:  # nobody waits for them here, so nothing else would ask
+                stock = self._leases.stock(slots_of(load.replica))
+                assert isinstance(stock, _SlotStock), "that is what it is the key of"
+                stock.is_wished = True
+                self._leases.ask(stock)
+        return False
+
     async def wait(self, ticket: Ticket) -> None:
         self._ask_for_slots()
         try:
@@ -254,7 +265,7 @@ class _QueueStock(Stock):
 
 
 class _SlotStock(Stock):
-    """Slots of one replica, for all of its models."""
+    """Slots of one replica, for all of its models. State: `is_wished`, one is of use to who waits in no queue."""
 
     def __init__(
         self, key: PoolKey, dispatcher: Dispatcher, set_slots: Callable[[ReplicaKey, int], None]
@@ -263,6 +274,7 @@ class _SlotStock(Stock):
         self._dispatcher = dispatcher
         self._set_slots = set_slots
         self._replica: ReplicaKey = (key.replica, key.generation)
+        self.is_wished = False
 
     @property
     def slots(self) -> ReplicaSlots | None:
@@ -276,9 +288,10 @@ class _SlotStock(Stock):
         slots = self.slots
         if slots is None or slots.slots < slots.slots_max:  # it is not for the lease that we have too few
             return 0
-        return sum(self._dispatcher.queue_length(target) for target in slots.targets)
+        return sum(self._dispatcher.queue_length(target) for target in slots.targets) or int(self.is_wished)
 
     def changed(self, lent: Sequence[LentSlot]) -> None:
+        self.is_wished = False
         slots = self.slots
         if slots is not None and slots.slot_table is not None:
             for index, last_partition in lent:

@@ -1,7 +1,7 @@
 """What does each target have to do, and how does it fare? Counted here as requests come and end; reported and shown in metrics."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from headrace.core.fleet import Deployment, FleetSnapshot
@@ -47,6 +47,14 @@ class Loads:
         load.arrived += 1
         return load
 
+    def of(self, deployment: Deployment, target: TargetKey) -> TargetLoad:
+        """What is counted of that target."""
+        return self._loads.get(target) or self._open(deployment)
+
+    def counts(self) -> Iterator[TargetLoad]:
+        """What was counted, and nothing of this moment; to be looked at and not kept."""
+        yield from self._loads.values()
+
     def publish(self, snapshot: FleetSnapshot) -> None:
         """What is offered is reported from now on, and of the rest what was there last."""
         for key in self._offered - snapshot.deployments.keys():
@@ -62,8 +70,9 @@ class Loads:
         for key in list(self._gone)[: max(0, len(self._gone) - GONE_MAX)]:
             self._drop(key)
 
-    def report(self, running: Running) -> PlaneLoad:
-        """All of it at this moment, and no view of what goes on changing."""
+    def report(self, running: Running, *, also: Iterable[TargetLoad] = ()) -> PlaneLoad:
+        """All of it at this moment, and no view of what goes on changing; `also` was counted elsewhere of the same targets."""
+        more = {load.target: load for load in also}
         in_flight: dict[TargetKey, int] = {}
         for target, replica_load in running.loads():
             in_flight[target] = in_flight.get(target, 0) + replica_load.outstanding
@@ -78,7 +87,10 @@ class Loads:
             )
         return PlaneLoad(
             running.version,
-            [load.copy() for load in self._loads.values()],
+            [
+                load.copy() if load.target not in more else load.plus(more[load.target])
+                for load in self._loads.values()
+            ],
             [
                 ReplicaUse(replica, generation, slots.outstanding)
                 for (replica, generation), slots in running.all_slots()

@@ -38,6 +38,7 @@ from headrace.gateway.information import Information
 from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
+from headrace.gateway.mirroring import Mirrors
 from headrace.gateway.reading import Deadlines, request_of
 from headrace.gateway.routes import InferenceRoute, InfoRoute, WebSocketRoute
 from headrace.gateway.screening import Caller, Screening
@@ -130,6 +131,14 @@ class Gateway:
         self._is_hurried = False
         self._quiet = asyncio.Event()
         self._answer_headers = AnswerHeaders(dispatch, reservations)
+        self.mirrors = Mirrors(
+            dispatch,
+            upstream,
+            usage,
+            is_calm=lambda: ladder is None or ladder.is_calm,
+            new_request_id=self.new_request_id,
+            clock=clock,
+        )
         self._information = Information(dispatch, usage, terms, is_ready=lambda: self.is_ready, clock=clock)
         self._screening = Screening(
             auth,
@@ -190,6 +199,9 @@ class Gateway:
             if recorded is None:
                 return
             call = recorded
+        copied = self.mirrors.take(call, request) if self.mirrors.is_on else None
+        if copied is not None:
+            call = copied
         account = Account(request, deployment, self.usage.loads)
         delivery = Delivery(
             call,
@@ -232,6 +244,8 @@ class Gateway:
                 recorded.close()
             self.usage.close(account, delivery)
             self.reservations.release(request.id)  # where it has no record
+            if copied is not None and delivery.is_delivered:
+                self.mirrors.offer(copied, request, account)
 
     def _target_of(self, call: Call, caller: Principal, parsed: openai.ParsedBody) -> Deployment:
         """Which deployment of the model that is asked for is to answer. Raises ModelNotFound; nobody learns of a model that
@@ -398,6 +412,7 @@ class Gateway:
         self.usage.loads.publish(snapshot)
         self.upstream.publish(snapshot)
         self.dispatch.publish(snapshot)
+        self.mirrors.publish(snapshot)
 
     async def serve(self, port: Port, *, opened: Callable[[int], None]) -> None:
         """Takes connections from that port until cancelled. `opened` gets its number.
@@ -412,6 +427,7 @@ class Gateway:
                 opened(port.number)
                 await self._tick(port)
             finally:
+                self.mirrors.stop()
                 for connection in list(self._connections):
                     connection.cut()
                 port.close()
@@ -421,6 +437,7 @@ class Gateway:
         """Takes no new work and waits for what is in progress; after `limit_s` cuts the rest. Returns how many were cut."""
         self._is_draining = True
         self.keeps_alive = False
+        self.mirrors.stop()
         for connection in list(self._connections):
             connection.drain()
         try:
@@ -456,6 +473,7 @@ class Gateway:
                 delivery.beat(now_s)
             self.upstream.tick(now_s)
             self.dispatch.wake()
+            self.mirrors.tick(now_s)
             self.idempotency.tick()
             self._log.tick()
             if now_s >= check_due_s:

@@ -23,6 +23,7 @@ from headrace.telemetry.logs import Field, Log
 from headrace.telemetry.metrics import Metrics
 
 _COUNTED = (Outcome.BROKEN, Outcome.CANCELLED)  # whose line says what was used
+OWN = "@own"  # in metrics, behind the model of what the service asks for itself
 SERIES_MAX = 4096  # label values are bounded by the families; this bounds what we keep of them
 
 
@@ -158,6 +159,7 @@ class _Series:
     cached: Value
     completion: Value
     endpoint: str
+    model: str
     outcome: str
     reason: str
     end: str
@@ -189,7 +191,6 @@ class UsageCloser:
         request, ending = account.request, delivery.ending
         assert ending is not None, "an account is closed after its delivery has ended"
         total_s = self._clock.now_s() - request.arrived_s
-        model = request.model
         series = self._series_of(request, ending)
         series.requests.value += 1
         series.seconds.observe(total_s)
@@ -215,7 +216,7 @@ class UsageCloser:
         )
         for end in account.attempts:
             tokens = end.usage
-            self._metrics.attempts.labels(model, end.replica.id, str(end.outcome)).value += 1
+            self._metrics.attempts.labels(series.model, end.replica.id, str(end.outcome)).value += 1
             series.prompt.value += tokens.prompt_tokens
             series.cached.value += tokens.cached_tokens
             series.completion.value += tokens.completion_tokens
@@ -277,9 +278,11 @@ class UsageCloser:
         ), executions  # fmt: skip
 
     def _series_of(self, request: InferenceRequest, ending: Ending) -> _Series:
-        endpoint = str(request.endpoint)
-        return self._series.get((endpoint, request.model, ending)) or self._open_series(
-            endpoint, request.model, ending, unit=request.endpoint.unit
+        endpoint, model = str(request.endpoint), request.model
+        if request.is_pinned:  # nobody's request but our own, which must not look like callers'
+            model += OWN
+        return self._series.get((endpoint, model, ending)) or self._open_series(
+            endpoint, model, ending, unit=request.endpoint.unit
         )
 
     def _open_series(self, endpoint: str, model: str, ending: Ending, *, unit: Unit | None) -> _Series:
@@ -292,6 +295,7 @@ class UsageCloser:
             cached=metrics.tokens.labels(model, "cached"),
             completion=metrics.tokens.labels(model, "completion"),
             endpoint=endpoint,
+            model=model,
             outcome=outcome,
             reason=reason,
             end="rejected" if ending.attempt is AttemptOutcome.REJECTED else outcome,

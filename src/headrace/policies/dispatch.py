@@ -302,6 +302,16 @@ class Dispatcher:
             if load.replica.id == replica:
                 load.health.found(now_s=now_s)
 
+    def has_room_to_spare(self, target: TargetKey) -> bool:
+        """Whether so little runs and waits there that what nobody waits for may run too: for a target that callers' requests
+        come to, only while half of the slots stay free for them."""
+        state = self._states.get(target)
+        if state is None or len(state.queue):
+            return False
+        slots = sum(load.shared.slots for load in state.loads)
+        taken = sum(load.shared.outstanding for load in state.loads)
+        return taken < (slots // 2 if self.routing.is_served(target) else slots)
+
     def queue_length(self, target: TargetKey) -> int:
         state = self._states.get(target)
         return len(state.queue) if state else 0
