@@ -200,8 +200,7 @@ class Gateway:
                 return
             call = recorded
         copied = self.mirrors.take(call, request) if self.mirrors.is_on else None
-        if copied is not None:
-            call = copied
+        call = copied or call
         account = Account(request, deployment, self.usage.loads)
         delivery = Delivery(
             call,
@@ -235,9 +234,7 @@ class Gateway:
         finally:
             self.streams.pop(delivery, None)
             self.in_progress -= 1
-            account.queue_wait_s = slot.ticket.waited_s
-            if slot.ticket.moved_to is not None:
-                account.follow(slot.ticket.moved_to)
+            account.ended(slot.ticket)
             if slot.ticket.receipt is not None:
                 self.dispatch.settle(slot.ticket.receipt, account.usage())
             if recorded is not None:  # first: a key that stayed taken would never be free again

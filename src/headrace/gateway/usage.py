@@ -18,6 +18,7 @@ from headrace.gateway.loads import Loads
 from headrace.gateway.walk import Signal
 from headrace.policies import charging
 from headrace.policies.prices import PriceBook
+from headrace.policies.tickets import Ticket
 from headrace.telemetry.families import Distribution, Value
 from headrace.telemetry.logs import Field, Log
 from headrace.telemetry.metrics import Metrics
@@ -131,6 +132,12 @@ class Account:
         self.deployment = deployment
         self.load = self._loads.arrived(deployment, deployment.key)
         self.attempts_before = len(self.attempts)
+
+    def ended(self, ticket: Ticket) -> None:
+        """Where the request was in the end, and how long it waited on its way."""
+        self.queue_wait_s = ticket.waited_s
+        if ticket.moved_to is not None:
+            self.follow(ticket.moved_to)
 
     def usage(self) -> TokenUsage:
         """The request's tokens: those of the attempt that made the answer, which is the last.
