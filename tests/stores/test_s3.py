@@ -205,7 +205,7 @@ def test_the_listing_of_a_large_folder_is_read_page_by_page(
     assert [file.path for file in artifact.files] == [f"{number:02}" for number in range(7)]
 
 
-_KEYS = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=40)
+_KEYS = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=40)
 
 
 @given(key=_KEYS, version=_KEYS, token=st.sampled_from(["", "token"]), moment_s=st.integers(0, 2_000_000_000))
