@@ -25,6 +25,15 @@ from tests.support.provider import Provider, provider, wait_until
 NAME = "chat"
 # What the service needs at least one of; nothing listens there.
 NOBODY = "http://127.0.0.1:9"
+# A version takes over as soon as it is ready; tests of rollouts say what they want instead.
+AT_ONCE = {
+    "strategy": "bluegreen",
+    "steps": [{"weight": 100, "min_requests": 0}],
+    "interval_s": 0.1,
+    "error_limit": 1000,  # checks that can't be made while no controller is there, or it has heard nothing yet
+    "keep_previous_s": 0,
+    "gate": [{"metric": "failure_rate", "max": 1.0, "dry_run": True}],
+}
 NO_LIMITS = {"requests_per_minute": 10_000_000, "requests_burst": 1_000_000}
 
 
@@ -34,6 +43,7 @@ def deployment(name: str = NAME, **sections: dict[str, Any]) -> str:
     deployment(args={"answer": "one"}, scale={"min": 2, "max": 2}, rollout={"strategy": "recreate"})
     """
     args = {"slots": 4, **sections.pop("args", {})}
+    sections.setdefault("rollout", AT_ONCE)
     lines = ['api = "v1"', "[deployment]", f'name = "{name}"', 'engine = "scripted"', "[revision.args]"]
     lines += [f"{key} = {_toml(value)}" for key, value in args.items()]
     for section, values in sections.items():
@@ -82,6 +92,10 @@ class Callers:
                 self.texts[text] += 1
         connection.close()
 
+    def wait(self, seconds: float) -> None:
+        """That long, while they ask."""
+        self._stop.wait(seconds)
+
     def stop(self) -> None:
         self._stop.set()
 
@@ -93,6 +107,7 @@ class Fleet:
         self.service = service
         self.key = service.key(**NO_LIMITS)
         self._folder = folder
+        self._killed: int | None = None
 
     # What is wanted.
 
@@ -115,6 +130,11 @@ class Fleet:
     def controller(self) -> dict[str, Any]:
         row: dict[str, Any] = self.service.status()["controller"]
         return row
+
+    def rollout(self, name: str = NAME) -> dict[str, Any]:
+        """That deployment's row of `rollouts` in the status; {} before there is one."""
+        rows = self.service.status()["rollouts"]
+        return next((row for row in rows if row["name"] == name), {})
 
     def replicas(self, name: str = NAME) -> list[dict[str, Any]]:
         """Every replica of every version, with the `target` that it belongs to."""
@@ -154,10 +174,11 @@ class Fleet:
         """Until these are the ready replicas, and no other replica is left."""
 
         def is_so() -> bool:
+            self.ask(name)  # a version is not judged before it has answered anything
             rows = self.replicas(name)
             return sorted(targets) == sorted(row["target"] for row in rows) == self.ready(name)
 
-        wait_until(is_so, limit_s=limit_s, what=f"replicas of {targets}, now {self.replicas(name)}")
+        wait_until(is_so, limit_s=limit_s, what=f"replicas of {targets}")
 
     def until_kept(self, *, not_by: int | None = None) -> dict[str, Any]:
         """The controller, once one works that isn't `not_by`."""
@@ -170,9 +191,15 @@ class Fleet:
         return found
 
     def kill_controller(self, number: int = 9) -> int:
-        """Returns its pid."""
-        pid: int = self.controller()["pid"]
+        """As soon as there is one that wasn't killed yet; returns its pid."""
+
+        def another() -> int | None:
+            found: int | None = self.controller()["pid"]
+            return found if found != self._killed else None
+
+        pid: int = wait_until(another, what="a controller")
         os.kill(pid, number)
+        self._killed = pid
         return pid
 
     @contextmanager

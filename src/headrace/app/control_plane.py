@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.app import system_key
+from headrace.app.acceptance import AcceptanceChild
 from headrace.app.replica_news import ReplicaNews
+from headrace.app.rollout_news import RolloutNews
 from headrace.app.supplier import ModelSupplier
 from headrace.config import Config, resolve_secret
 from headrace.control.autoscaler import ScaleByLoad
@@ -22,8 +26,8 @@ from headrace.control.lease import sole_controller
 from headrace.control.offers import Offers
 from headrace.control.reconciler import Reconciler, refuse_twins
 from headrace.control.replica import EngineReplica
+from headrace.control.rollouts import GatedRollouts
 from headrace.control.status import ColdStart, ReplicaStatus
-from headrace.control.steering import AtOnce
 from headrace.control.upstreams import UNPINNED, Remembered
 from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.control.wanted import WantedVersions
@@ -85,9 +89,13 @@ class ControlPlane:
         self._news = ReplicaNews(
             frozenset(model.name for model in models), tell=tell, metrics=metrics, log=log
         )
+        self._rollout_news = RolloutNews(tell=tell, metrics=metrics, log=log)
         self._supplier = ModelSupplier(config, data, models, log)
         self._launcher = Launcher(
             run=data / "run" / "replicas", logs=data / "logs", lifeline_fd=lifeline_fd, clock=clock
+        )
+        self._acceptance = AcceptanceChild(
+            url=lambda: _public_url(data), key=f"file:{data / 'run' / system_key.NAME}", data=data
         )
         self._before = before
         self._snapshot = before.snapshot
@@ -125,14 +133,20 @@ class ControlPlane:
             self.epoch = store.take_lease(f"pid {os.getpid()}")
             self._store = store
             self._cold_starts = ColdStarts(hardware=hardware.in_words(), stored=store.all_starts())
+            wanted = WantedVersions(deployments, self._supplier.implicit())
             self._fleet = Fleet(
-                wanted=WantedVersions(deployments, self._supplier.implicit()),
+                wanted=wanted,
                 store=store,
                 supplier=self._supplier,
                 make=self._make,
                 launcher=self._launcher,
                 autoscaler=ScaleByLoad(figures=self._cold_starts.figures),
-                rollouts=AtOnce(),
+                rollouts=GatedRollouts(
+                    applied=wanted.version,
+                    run_acceptance=self._acceptance,
+                    want=deployments.want,
+                    observed=self._rollout_news.observed,
+                ),
                 before=self._before,
                 publish=self._fleet_offers,
                 observe=self._observed,
@@ -247,6 +261,17 @@ def check(config: Config, models: Sequence[StoredModel]) -> None:
     refuse_twins("engine", [model.name for model in models])
     for upstream in _upstreams(config):
         upstream.address()
+
+
+def _public_url(data: Path) -> str:
+    """Where the service's port is, as its file says; "" while it isn't open."""
+    try:
+        facts = json.loads((data / "run" / "service.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    # A wildcard is an address to listen on, not one to connect to.
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(facts["public_host"], facts["public_host"])
+    return f"{facts['public_scheme']}://{host}:{facts['public_port']}/v1"
 
 
 def _of_servers(snapshot: FleetSnapshot) -> FleetSnapshot:

@@ -412,6 +412,7 @@ class Service:
             self._control.replicas(),
             uptime_s=self._clock.now_s() - self._started_s,
             controller=self._control.status(),
+            rollouts=self._control.rows(),
             workers=self._front.rows(),
             budgets=self._budgets.rows(),
             central=None if self._central is None else self._central.status(),

@@ -24,6 +24,7 @@ def service_status(
     ledger: Mapping[str, int],
     requests: Mapping[str, Mapping[str, int]],
     controller: Mapping[str, Any] | None = None,
+    rollouts: Sequence[Mapping[str, Any]] = (),
     workers: Sequence[Mapping[str, Any]] = (),
     budgets: Sequence[Mapping[str, Any]] = (),
     central: Mapping[str, Any] | None = None,
@@ -33,6 +34,7 @@ def service_status(
 
     Args:
         controller: The process that keeps replicas true, as the service sees it.
+        rollouts: Each deployment that was applied: the wanted and the accepted version, and why they differ if they do.
         requests: How many ended how, by outcome and reason.
         central: How the central database fares; None where there is none.
         limit_store: The same of the store that hosts share their rates in.
@@ -56,6 +58,7 @@ def service_status(
         "central": central and dict(central),
         "limit_store": limit_store and dict(limit_store),
         "controller": controller and dict(controller),
+        "rollouts": [dict(row) for row in rollouts],
         "workers": [dict(row) for row in workers],
         "budgets": [dict(row) for row in budgets],
     }

@@ -352,7 +352,7 @@ class Fleet:
                 steering.replicas.keys() if steering else set()
             )
             for version in sorted(versions):
-                steps = self._plan(present, version, steering, look.scaled.get((name, version)))
+                steps = self._plan(name, version, steering, look.scaled.get((name, version)))
                 for _ in range(steps.starts):
                     id_ = lowest_free(name, taken)
                     taken.add(id_)
@@ -360,9 +360,7 @@ class Fleet:
                 for id_ in steps.removals:
                     replicas[id_] = self._lives[id_].row._replace(is_draining=True, decided_s=now_s)
 
-    def _plan(
-        self, present: list[Life], version: int, steering: Steering | None, scaled: Scaled | None
-    ) -> Plan:
+    def _plan(self, name: str, version: int, steering: Steering | None, scaled: Scaled | None) -> Plan:
         mine = [
             Present(
                 life.id,
@@ -370,12 +368,16 @@ class Fleet:
                 self._sight.load.in_flight(life.id, life.row.generation),
                 life.row.decided_s,
             )
-            for life in present
+            for life in self._lives_of(name)
             if life.row.version == version and not life.row.is_draining
         ]
         bounds = None if steering is None else steering.replicas.get(version)
-        wished = 0 if bounds is None or scaled is None else bounds.hold(scaled.replicas)
-        return plan(mine, wished, first=() if scaled is None else scaled.remove)
+        applied = self._wanted.version(name, version)
+        if bounds is None or scaled is None or applied is None:
+            return plan(mine, 0)
+        # A version that had more before doesn't raise the bound that this one's file sets.
+        bounds = Bounds(min(bounds.least, applied.spec.scale.max), bounds.most)
+        return plan(mine, bounds.hold(scaled.replicas), first=scaled.remove)
 
     # What follows from it.
 
