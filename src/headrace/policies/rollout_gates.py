@@ -106,7 +106,7 @@ def _agreement(gate: Gate, material: Material, alpha: float) -> Judgement:
     """Of mirrored answers; there is no control, for the accepted version's answers are the measure."""
     disagreement_max = 0.0 if gate.min is None else 1.0 - gate.min
     return proportions.judge_against_limit(
-        Share(material.pairs.worse, material.pairs.compared),
+        Share(material.pairs.differing, material.pairs.compared),
         limit=disagreement_max,
         alpha=alpha,
         samples_min=material.samples_min,

@@ -6,6 +6,7 @@ from itertools import zip_longest
 import msgspec
 
 from headrace.core.load import TargetLoad
+from headrace.policies.comparison import Likeness
 
 Counts = tuple[int, ...]
 
@@ -64,25 +65,27 @@ def sample_of(load: TargetLoad) -> Sample:
 WORSE = "worse"
 """What the data plane counts a mirrored answer as that has a fault which the accepted version's hasn't."""
 
+_DIFFERING = (WORSE, Likeness.DIFFERENT.value)
+
 
 class Pairs(msgspec.Struct, frozen=True):
     """Requests that both versions answered, and whose answers were compared.
 
     Attributes:
-        worse: The candidate's answer differs by more than it may.
+        differing: The candidate says something else, or has a fault that the accepted version hasn't.
     """
 
     compared: int = 0
-    worse: int = 0
+    differing: int = 0
 
     def plus(self, other: "Pairs") -> "Pairs":
         """Both together."""
-        return Pairs(self.compared + other.compared, self.worse + other.worse)
+        return Pairs(self.compared + other.compared, self.differing + other.differing)
 
 
 def pairs_of(load: TargetLoad) -> Pairs:
     """What comparing a target's answers to mirrored requests said."""
-    return Pairs(sum(load.verdicts.values()), load.verdicts.get(WORSE, 0))
+    return Pairs(sum(load.verdicts.values()), sum(load.verdicts.get(verdict, 0) for verdict in _DIFFERING))
 
 
 def _trimmed(counts: Sequence[int]) -> Counts:

@@ -1,0 +1,155 @@
+"""Rollouts of running deployments under a steady load: good versions take over, bad ones go, and no caller notices either.
+
+Engines are scripted, and everything else is real: processes, ports, controller, gateway, callers.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.fleet import Callers, Fleet, fleet
+from tests.support.provider import wait_until
+
+pytestmark = pytest.mark.slow
+
+ROLLOUT = {
+    "steps": [{"weight": 20, "min_requests": 40}, {"weight": 50, "min_requests": 60}],
+    "interval_s": 0.5,
+    "keep_previous_s": 0,
+    "sticky": "none",
+    "gate": [{"metric": "failure_rate", "max_delta": 0.02}, {"metric": "ttft_p95", "max_ratio": 3.0}],
+}
+QUICK = {"ready": {"timeout_s": 2}, "start_timeout_s": 3, "start_stall_s": 2, "restarts_max": 2}
+SECTIONS = {"rollout": ROLLOUT, "lifecycle": QUICK}
+
+
+@contextmanager
+def serving() -> Iterator[tuple[Fleet, Callers]]:
+    """Version 1 answers "good" to callers that ask all the time."""
+    with fleet() as running:
+        running.apply(answer="good", sections=SECTIONS)
+        running.until_answered("good")
+        with running.callers() as callers:
+            yield running, callers
+
+
+def rollout(running: Fleet) -> dict[str, Any]:
+    """How the rollouts of the deployment stand."""
+    row = running.rollout()
+    return {**row["rollout"], "accepted": row["accepted"]}
+
+
+def until_over(running: Fleet, *, candidate: int = 2) -> dict[str, Any]:
+    """Until the rollout of that version has ended; returns how."""
+
+    def last() -> dict[str, Any] | None:
+        told: dict[str, Any] | None = rollout(running).get("last")
+        return told if told is not None and told["candidate"] == candidate else None
+
+    found: dict[str, Any] = wait_until(
+        last, limit_s=120.0, what=f"the end of the rollout: {rollout(running)}"
+    )
+    return found
+
+
+def test_a_good_version_takes_over_under_load_and_no_request_fails() -> None:
+    with serving() as (running, callers):
+        running.apply(answer="better", sections=SECTIONS)
+        assert until_over(running)["result"] == "promoted"
+        running.until_ready("chat@v2")
+    assert callers.statuses == {"200"}, callers.outcomes
+    assert set(callers.texts) == {"good", "better"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "reasons"),
+    [
+        ("failing", {"fault": "error:500@1/2"}, {"gate_failed"}),
+        ("slow", {"ttft_ms": 400}, {"gate_failed"}),
+        ("never ready", {"load_s": 600}, {"replicas_failed"}),
+        ("crash loop", {"fault": "die:0"}, {"replicas_failed"}),
+        ("dying of requests", {"fault": "die:0@3+"}, {"replicas_failed", "gate_failed"}),
+    ],
+)
+def test_a_bad_version_is_rolled_back_and_nobody_gets_an_error(
+    kind: str, args: dict[str, Any], reasons: set[str]
+) -> None:
+    """T56: no request fails, not even of the canary's own share: the accepted version answers what the candidate can't."""
+    with serving() as (running, callers):
+        running.apply(answer="bad", sections=SECTIONS, **args)
+        ended = until_over(running)
+        assert ended["result"] == "rolled_back", ended
+        assert ended["reason"] in reasons, ended
+        running.until_ready("chat@v1")
+        assert rollout(running)["weights"] == {"chat@v1": 1.0}
+    assert callers.statuses == {"200"}, callers.outcomes
+
+
+def test_wrong_answers_with_status_200_are_found_before_a_customer_gets_one() -> None:
+    """By the acceptance set, which the service puts to it through its own port, with a key of its own."""
+    gates = [*ROLLOUT["gate"], {"metric": "quality:words", "min_delta": -0.15}]
+    sections = {**SECTIONS, "rollout": {**ROLLOUT, "gate": gates}}
+    with serving() as (running, callers):
+        words(running, right=["good", "better"])
+        running.apply(answer="wrong", sections=sections)
+        ended = until_over(running)
+        assert (ended["result"], ended["reason"]) == ("rolled_back", "gate_failed"), ended
+        assert "quality:words" in ended["detail"]
+        running.apply(answer="better", sections=sections)
+        assert until_over(running, candidate=3)["result"] == "promoted"
+    assert callers.statuses == {"200"}, callers.outcomes
+    assert set(callers.texts) == {"good", "better"}
+
+
+def test_what_an_operator_says_is_done_within_a_moment() -> None:
+    steps = [{"weight": 20, "min_requests": 1_000_000}]
+    sections = {**SECTIONS, "rollout": {**ROLLOUT, "steps": steps, "keep_previous_s": 600}}
+    with serving() as (running, callers):
+        cli = running.service.cli
+        assert "nothing has changed" in cli("rollout", "abort", "chat").stderr
+        running.apply(answer="better", sections=sections)
+        wait_until(lambda: rollout(running)["weights"].get("chat@v2"), what="its share")
+        told = cli("rollout", "status", "chat").stdout
+        assert "chat@v2 by canary: step 1 of 1" in told
+        assert "of 1000000 have ended" in told
+        cli("rollout", "hold", "chat")
+        wait_until(lambda: rollout(running)["is_held"], limit_s=10.0, what="the hold")
+        cli("rollout", "abort", "chat")
+        wait_until(lambda: rollout(running)["weights"] == {"chat@v1": 1.0}, limit_s=10.0, what="the way back")
+        running.until_ready("chat@v1")
+        cli("rollout", "retry", "chat")
+        wait_until(lambda: rollout(running).get("stage"), what="the rollout again")
+        cli("rollout", "promote", "chat", "--full")
+        wait_until(lambda: rollout(running)["accepted"] == 2, what="the promotion")
+        # It is kept ready, and started once more all the same.
+        found = json.loads(cli("rollout", "rehearse", "chat", "--json").stdout)
+        assert (found["version"], found["verdict"]) == (1, "pass")
+        assert "rehearsed: chat@v1 pass" in cli("rollout", "status").stdout
+        cli("rollback", "chat")
+        running.until_answered("good")
+    assert callers.statuses == {"200"}, callers.outcomes
+
+
+def words(running: Fleet, *, right: list[str]) -> None:
+    """An acceptance set of twenty cases, and a tuning set, to each of which one of these words is the right answer."""
+    folder = running.service.data / "cases" / "words"
+    folder.mkdir(parents=True)
+    for kind, count in (("acceptance", 20), ("tuning", 1)):
+        header = {"name": "words", "set": kind, "version": 1, "instructions": {"en": "Say a word."}}
+        cases = [
+            {
+                "id": f"{kind}-{number}",
+                "language": "en",
+                "category": "answerable",
+                "passages": [],
+                "question": f"Which {kind} word is number {number}?",
+                "checks": [{"kind": "exact", "any": right}],
+            }
+            for number in range(count)
+        ]
+        file = folder / f"{kind}.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in [header, *cases]))
+        running.service.cli("eval", "--cases", str(file), "--seal")
