@@ -57,6 +57,18 @@ SAID: dict[str, Any] = {
             ],
         }
     ],
+    "rollouts": [
+        {
+            "name": "small",
+            "wanted": 2,
+            "accepted": 1,
+            "rollout": {"stage": "stepping", "waits_for": "requests"},
+            "scale": {
+                "1": {"wanted": 2, "ready": 1, "reason": "load_up"},
+                "2": {"wanted": 1, "ready": 1, "reason": "steady"},
+            },
+        }
+    ],
     "controller": {
         "state": "ready",
         "pid": 41,
@@ -96,7 +108,7 @@ def describe(data: Path, **fields: Any) -> None:
 
 
 def run(data: Path, *, as_json: bool = False) -> None:
-    status.run(argparse.Namespace(data=str(data), json=as_json))
+    status.run(argparse.Namespace(data=str(data), json=as_json, watch=False))
 
 
 def test_status_shows_the_service_its_models_and_its_replicas(
@@ -119,6 +131,9 @@ def test_status_shows_the_service_its_models_and_its_replicas(
         "",
         "REPLICA MODEL STATE REASON GENERATION RESTARTS SLOTS IN FLIGHT COLD START (S)",
         "small-0 small ready (ejected) - 2 1 4 2 launch 0.2 + load 1.1",
+        "",
+        "DEPLOYMENT WANTED SERVES ROLLOUT WAITS FOR REPLICAS SCALE",
+        "small 2 1 stepping requests v1 1/2, v2 1/1 load_up, steady",
     ]
 
 

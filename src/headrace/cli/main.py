@@ -18,6 +18,7 @@ COMMANDS = {
     "deploy": ("plan", "apply", "rollback"),
     "deployments": ("deployments",),
     "rollout": ("rollout",),
+    "decisions": ("decisions",),
     "tenants": ("tenants",),
     "keys": ("keys",),
     "admins": ("admins",),

@@ -3,6 +3,8 @@
 import argparse
 import http.client
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ from headrace.stores import directory
 ANSWER_LIMIT_S = 5.0
 REVISION_SHOWN = 12
 REASON_SHOWN = 100
+WATCH_EVERY_S = 1.0
+# Home, and everything after it gone.
+CLEAR = "\x1b[H\x1b[2J"
 _WORKER = ("worker", "state", "pid", "restarts", "reason", "connections", "in_flight", "queued")
 
 
 def add(commands: Any) -> None:
-    common.command(
+    parser = common.command(
         commands,
         "status",
         run,
@@ -28,13 +33,26 @@ def add(commands: Any) -> None:
         example="headrace status --json",
         with_json=True,
     )
+    parser.add_argument("--watch", action="store_true", help="again every second, until interrupted")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    service, status = fetch(config.data_directory(arguments.data))
-    if arguments.json:
-        common.print_json({**service, **status})
-        return
+    data = config.data_directory(arguments.data)
+    while True:
+        service, status = fetch(data)
+        if arguments.watch and sys.stdout.isatty():
+            print(CLEAR, end="")
+        if arguments.json:
+            common.print_json({**service, **status})
+        else:
+            _show(service, status)
+        if not arguments.watch:
+            return
+        sys.stdout.flush()
+        time.sleep(WATCH_EVERY_S)
+
+
+def _show(service: dict[str, Any], status: dict[str, Any]) -> None:
     for line in summary(service, status):
         print(line)
     deployments = status.get("deployments", [])
@@ -51,6 +69,12 @@ def run(arguments: argparse.Namespace) -> None:
             "cold start (s)",
         ),
     )
+    if rollouts := status.get("rollouts"):
+        print()
+        common.print_table(
+            [_rollout_row(row) for row in rollouts],
+            headings=("deployment", "wanted", "serves", "rollout", "waits for", "replicas", "scale"),
+        )
     if workers := status.get("workers"):
         print()
         common.print_table(
@@ -237,6 +261,27 @@ def _deployment_row(deployment: dict[str, Any]) -> tuple[object, ...]:
         deployment.get("queued"),
         f"{wait_s:.1f}" if wait_s else None,
         _shown(deployment.get("cache_isolation")),
+    )
+
+
+def _rollout_row(row: dict[str, Any]) -> tuple[object, ...]:
+    """Which version is wanted and which serves, what the change waits for, and why there are so many replicas."""
+    rollout, scales = row.get("rollout") or {}, row.get("scale") or {}
+    sizes = [
+        f"v{version} {_shown(scale.get('ready'))}/{_shown(scale.get('wanted'))}"
+        for version, scale in scales.items()
+    ]
+    reasons = dict.fromkeys(_shown(scale.get("reason")) for scale in scales.values() if scale.get("reason"))
+    last = rollout.get("last") or {}
+    stage = rollout.get("stage") or last.get("result")
+    return (
+        _shown(row.get("name")),
+        row.get("wanted"),
+        row.get("accepted"),
+        _shown(stage),
+        _shown(rollout.get("waits_for") or (last.get("reason") if stage == last.get("result") else None)),
+        ", ".join(sizes) or None,
+        ", ".join(reasons) or None,
     )
 
 
