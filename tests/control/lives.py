@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.control.engine_spec import EngineSpec
 from headrace.control.engine_watch import EngineLimits
+from headrace.control.launchers import Launcher
 from headrace.control.replica import EngineReplica
 from headrace.control.status import ColdStart, ReplicaStatus
 from headrace.control.weights import Weights
@@ -33,7 +34,15 @@ class Life:
     """A replica at work, and all that it told."""
 
     replica: EngineReplica
+    launcher: Launcher
+    running: "asyncio.Task[None] | None" = None
     statuses: list[ReplicaStatus] = field(default_factory=list)
+
+    def take(self, status: ReplicaStatus) -> None:
+        """What has failed is gone by the time that it is told."""
+        self.statuses.append(status)
+        if status.state is FAILED:
+            assert not any(held.is_running for held in self.launcher.inventory())
 
     @property
     def offers(self) -> bool:
@@ -45,6 +54,13 @@ class Life:
         found = self.replica.status().cold_start
         assert found is not None
         return found
+
+    async def cancelled(self) -> None:
+        """Cancelled now, and waited for."""
+        assert self.running is not None
+        self.running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.running
 
     def states(self) -> list[ReplicaState]:
         passed: list[ReplicaState] = []
@@ -100,14 +116,16 @@ async def living(
             chance=random.Random(1),
             limits=limits or OFTEN,
             restarts=restarts,
-            changed=lambda status: life.statuses.append(status),
+            changed=lambda status: life.take(status),
             kinds=kinds,
         )
-        life = Life(replica)
-        running = asyncio.create_task(replica.run())
+        life = Life(replica, launcher)
+        replica.leave()  # as a controller does that engines shall outlive
+        life.running = running = asyncio.create_task(replica.run())
         try:
             yield life
         finally:
+            replica.end()
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running

@@ -252,7 +252,7 @@ def kill_launchers_at_random(directory: Path, *, rounds: int) -> None:
                 held.want.token != held.token or not ReplicaFiles(directory / "replicas" / REPLICA).is_held()
             )
         else:
-            assert adopted.pid is not None
+            await eventually(lambda: (adopted.look(), adopted.pid)[1])
             assert [adopted.pid] == engines_of(directory)
             adopted.let_go()
 

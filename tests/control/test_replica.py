@@ -12,6 +12,7 @@ import pytest
 from headrace.control.engine_watch import EngineLimits
 from headrace.core.deployment_terms import LifecycleTerms, ReadyTerms
 from headrace.core.fleet import Task
+from headrace.engines.kinds import KINDS
 from headrace.engines.starting import Asked, Command, Kind
 from tests.control.lives import (
     FAILED,
@@ -237,5 +238,44 @@ def test_the_gauges_of_an_engine_are_in_words_that_all_share(tmp_path: Path) -> 
             await eventually(lambda: life.replica.status().gauges)
             assert life.replica.status().gauges["kv_use"] == 0.0
             assert life.replica.status().gauges["tokens_predicted_total"] >= 1
+
+    run(scenario)
+
+
+def test_a_controller_that_ends_leaves_what_serves(tmp_path: Path) -> None:
+    """E3."""
+
+    async def scenario() -> None:
+        async with living(scripted(), tmp_path) as life:
+            await eventually(lambda: life.offers)
+            await life.cancelled()
+            (held,) = life.launcher.inventory()
+            assert held.is_running
+            await life.launcher.fence(held.replica)
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_being_ended_is_ended_whoever_loses_patience(tmp_path: Path) -> None:
+    """It ignores SIGTERM, so that there is a time between being told and being gone; the cancellation falls into it."""
+
+    def command(asked: Asked, port: int, key: str) -> Command:
+        ours = KINDS["scripted"].command(asked, port, key)
+        return replace(ours, arguments=("sh", "-c", 'trap "" TERM; exec "$@"', "sh", *ours.arguments))
+
+    kinds = {"scripted": Kind("scripted", "scripted", command, speaks_reports=True)}
+    terms = LifecycleTerms(start_stall_s=0.5, stop_grace_s=1.0)
+
+    async def scenario() -> None:
+        async with living(scripted(terms=terms, load_fault="hang"), tmp_path, kinds=kinds) as life:
+
+            def is_told() -> bool:
+                (held,) = life.launcher.inventory() or (None,)
+                return held is not None and held.state is not None and held.state.was_told
+
+            await eventually(is_told)
+            await life.cancelled()
+            assert not any(held.is_running for held in life.launcher.inventory())
 
     run(scenario)

@@ -143,15 +143,14 @@ class EngineHandle:
         return None if self.state is None else self.state.exit_status
 
     async def stop(self) -> None:
-        """Asks it to end, kills it after the grace, and returns when nothing of it is left. May be called twice."""
-        try:
-            await _end_lifeline(self._lifeline, self._is_over, grace_s=self.want.grace_s)
-            self.look()
-            # Of this launch alone: another one may have taken its place since.
-            mark = f"{self._files.mark}{self.want.token}"
-            await _end_leftovers(mark, None if self.state is None else self.state.engine)
-        finally:
-            self.let_go()
+        """Asks it to end, kills it after the grace, and returns when nothing of it is left. May be called again, also after it
+        was cancelled."""
+        await _end_lifeline(self._lifeline, self._is_over, grace_s=self.want.grace_s)
+        self.look()
+        # Of this launch alone: another one may have taken its place since.
+        mark = f"{self._files.mark}{self.want.token}"
+        await _end_leftovers(mark, None if self.state is None else self.state.engine)
+        self.let_go()
 
     def let_go(self) -> None:
         """The engine runs on; somebody else may adopt it. May be called twice."""

@@ -262,31 +262,40 @@ class EngineReplica:
         Args:
             took: What came before the launch.
         """
+        goes_on = False
         try:
-            async with asyncio.TaskGroup() as tasks:
-                ended = tasks.create_task(engine.ended())
-                service = tasks.create_task(self._serve(engine, took))
-                await asyncio.wait({ended, service}, return_when=asyncio.FIRST_COMPLETED)
-                self._withdraw(Event.END if ended.done() else Event.WITHDRAW)
-                # A process that dies closes its sockets first: what failed on them is not the reason then.
-                await asyncio.wait({ended}, timeout=DEATH_NOTICE_S)
-                has_ended = ended.done()
-                for task in (ended, service):
-                    task.cancel()
-            if has_ended:
-                status = await engine.wait()
-                found = None if service.cancelled() else service.result()
-                return self._why_ended(engine, status) if found is None or status != 0 else found
-            found = service.result()
-            assert found is not None, "only the end of the process leaves the reason open"
-            return found
+            return await self._lived(engine, took)
+        except asyncio.CancelledError:
+            goes_on = (
+                self._is_left
+            )  # only what serves or may yet: a life that has failed is ended, whoever holds it
+            raise
         finally:
-            if self._is_left:
+            if goes_on:
                 engine.let_go()
             else:
                 self._withdraw(Event.WITHDRAW)
-                await engine.stop()
+                await _stopped(engine)
                 self._pid = None
+
+    async def _lived(self, engine: EngineHandle, took: ColdStart) -> Ending:
+        """Returns why it ended, or must."""
+        async with asyncio.TaskGroup() as tasks:
+            ended = tasks.create_task(engine.ended())
+            service = tasks.create_task(self._serve(engine, took))
+            await asyncio.wait({ended, service}, return_when=asyncio.FIRST_COMPLETED)
+            self._withdraw(Event.END if ended.done() else Event.WITHDRAW)
+            # A process that dies closes its sockets first: what failed on them is not the reason then.
+            await asyncio.wait({ended}, timeout=DEATH_NOTICE_S)
+            has_ended = ended.done()
+            for task in (ended, service):
+                task.cancel()
+        found = None if service.cancelled() else service.result()
+        if has_ended:
+            status = await engine.wait()
+            return self._why_ended(engine, status) if found is None or status != 0 else found
+        assert found is not None, "only the end of the process leaves the reason open"
+        return found
 
     def _why_ended(self, engine: EngineHandle, status: int | None) -> Ending:
         state = engine.state
@@ -416,3 +425,12 @@ class EngineReplica:
 
 def _address(replica: Replica) -> probes.Address:
     return probes.Address(replica.host, replica.port, authorization=replica.authorization)
+
+
+async def _stopped(engine: EngineHandle) -> None:
+    """Also when it is cancelled meanwhile: nobody else would see to it."""
+    try:
+        await engine.stop()
+    except asyncio.CancelledError:
+        await engine.stop()
+        raise
