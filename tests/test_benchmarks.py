@@ -147,3 +147,43 @@ def test_load_of_strangers_is_seen_and_our_own_is_not():
     assert as_stranger.is_contended
     assert as_stranger.cpu_s > 0.1
     assert as_ours.foreign_share[core] < as_stranger.foreign_share[core]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_autoscaling_benchmark_compares_with_a_fixed_fleet_over_patterns_and_over_a_trace(tmp_path):
+    printed, found = run("autoscale", "--day", "600", "--cold-start", "5", path=tmp_path / "made.json")
+    assert "replica-hours" in printed
+    assert {row["arrivals"] for row in found["rows"]} == {"constant", "day", "bursts", "ramp", "step"}
+    assert all(row["cut"] == 0 for row in found["rows"])
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"arrival_ms": 400 * n, "input_tokens": 1000, "output_tokens": 20, "hash_ids": [0, n]}
+        for n in range(900)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    _, found = run(
+        "autoscale",
+        "--trace",
+        str(trace),
+        "--half",
+        "second",
+        "--day",
+        "600",
+        "--cold-start",
+        "5",
+        path=tmp_path / "t.json",
+    )
+    assert [row["arrivals"] for row in found["rows"]] == ["trace", "day of trace"]
+    _, found = run(
+        "autoscale",
+        "--trace",
+        str(trace),
+        "--day",
+        "300",
+        "--cold-start",
+        "5",
+        "--tune",
+        path=tmp_path / "tune.json",
+    )
+    assert found["rows"][0]["loss"] <= found["rows"][-1]["loss"]

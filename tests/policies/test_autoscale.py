@@ -100,9 +100,20 @@ def test_a_tail_above_the_promise_asks_for_more_and_for_no_more_than_twice() -> 
     )
 
 
-def test_without_any_target_a_replica_should_have_seven_tenths_of_its_slots() -> None:
-    decision = Looks(setting(target=TargetTerms()), fleet(*ready(1), slots=10)).look(30.0, in_flight=21)
-    assert needs_of(decision)[Signal.INFLIGHT] == pytest.approx(3.0)
+def test_without_any_target_there_are_as_few_as_keep_waits_short() -> None:
+    """Hardly anybody waits at all; and where a time to the first token is promised, for longer than a tenth of it."""
+    silent = Looks(setting(target=TargetTerms()), fleet(*ready(1), slots=10))
+    silent.look(30.0, in_flight=25)
+    promised = Looks(
+        setting(target=TargetTerms(), slo=SloTerms(ttft_p95_ms=20_000.0)), fleet(*ready(1), slots=10)
+    )
+    promised.look(30.0, in_flight=25)
+    assert needs_of(promised.last) == needs_of(silent.last), "how long requests take is not known yet"
+    promised.look(30.0, in_flight=25, arrived=20, ended=20, service_s=40.0)
+    patient, hasty = needs_of(promised.last)[Signal.INFLIGHT], needs_of(silent.last)[Signal.INFLIGHT]
+    assert patient is not None
+    assert hasty is not None
+    assert 2.5 < patient < hasty < 4.0
 
 
 def test_when_slots_are_full_arrivals_say_how_many_there_would_be() -> None:

@@ -1,8 +1,15 @@
-"""Arrivals of requests as they come: steadily, in bursts, by the hour of the day, up a ramp, in a step. Seeds make them again."""
+"""Arrivals of requests: made, steadily, in bursts, by the hour of the day, up a ramp, in a step; or read from a trace's file.
 
+What is made comes from a seed, and is the same again from the same one.
+"""
+
+import csv
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from tests.support.fleet_model import Work
 
@@ -24,6 +31,14 @@ def arrivals(
             prompt = 1 + int(chance.expovariate(1 / prompt_tokens))
             works.append(Work(at_s, prompt, 1 + int(chance.expovariate(1 / output_tokens))))
     return works
+
+
+def like(
+    works: Sequence[Work], rate: Callable[[float], float], *, rate_max: float, seconds: float, seed: int = 1
+) -> list[Work]:
+    """Requests of that rate with the sizes of those, in their order, again from the start where they end."""
+    made = arrivals(rate, rate_max=rate_max, seconds=seconds, seed=seed)
+    return [works[index % len(works)]._replace(arrival_s=work.arrival_s) for index, work in enumerate(made)]
 
 
 def constant(rate: float) -> Callable[[float], float]:
@@ -49,3 +64,33 @@ def diurnal(low: float, high: float, *, day_s: float) -> Callable[[float], float
 
 def bursts(low: float, high: float, *, every_s: float, for_s: float) -> Callable[[float], float]:
     return lambda now_s: high if now_s % every_s < for_s else low
+
+
+def read(path: Path) -> list[Work]:
+    """A trace of arrivals: lines of JSON as Mooncake's, else a table with a line of headings as Azure's.
+
+    Both have the columns arrival_ms, from the first request, input_tokens and output_tokens. Blocks of a prompt that an
+    earlier one had (`hash_ids`, of 512 tokens each) are taken as cached.
+    """
+    with path.open(encoding="utf-8", newline="") as lines:
+        if path.suffix == ".jsonl":
+            return list(_with_blocks(map(json.loads, lines)))
+        return [
+            Work(float(row["arrival_ms"]) / 1000, int(row["input_tokens"]), int(row["output_tokens"]))
+            for row in csv.DictReader(lines)
+        ]
+
+
+BLOCK_TOKENS = 512
+
+
+def _with_blocks(rows: Iterator[dict[str, Any]]) -> Iterator[Work]:
+    known: set[int] = set()
+    for row in rows:
+        blocks = row.get("hash_ids", [])
+        found = next((index for index, block in enumerate(blocks) if block not in known), len(blocks))
+        known.update(blocks)
+        tokens = row["input_tokens"]
+        yield Work(
+            row["arrival_ms"] / 1000, tokens, row["output_tokens"], min(tokens - 1, found * BLOCK_TOKENS)
+        )

@@ -19,7 +19,6 @@ from headrace.policies.autoscale_signals import Counts, FleetView, LoadSample, R
 from headrace.policies.cold_start import ColdStart, figures
 
 TICK_S = 2.0
-DRAIN_TICK_S = 0.0
 WALL_S = 1_700_006_400.0  # a midnight, so that a day of a budget begins with a run
 
 
@@ -104,6 +103,9 @@ class Run:
         changes: How often the wanted number changed.
         sizes: Wanted numbers, each with the moment from which it was wanted.
         ready: Ready replicas, each with the moment from which there were that many.
+        busy_s: Seconds of slots that were taken.
+        removed_busy: Replicas that were taken away while they had work, and drained.
+        ends: Of each request its arrival, and whether it was served well.
     """
 
     served_well: int = 0
@@ -114,11 +116,25 @@ class Run:
     sizes: list[tuple[float, int]] = field(default_factory=list)
     ready: list[tuple[float, int]] = field(default_factory=list)
     ttfts_s: list[float] = field(default_factory=list)
+    busy_s: float = 0.0
     removed_busy: int = 0
+    ends: list[tuple[float, bool]] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
         return self.served_well + self.late + self.refused + self.cut
+
+    def end(self, work: Work, *, is_well: bool) -> None:
+        self.ends.append((work.arrival_s, is_well))
+
+    def worst_minute(self, *, requests_min: int = 20) -> float:
+        """The least attainment of any minute with so many arrivals."""
+        minutes: dict[int, list[bool]] = {}
+        for arrival_s, is_well in self.ends:
+            minutes.setdefault(int(arrival_s // 60), []).append(is_well)
+        return min(
+            (sum(each) / len(each) for each in minutes.values() if len(each) >= requests_min), default=1.0
+        )
 
     @property
     def attainment(self) -> float:
@@ -204,7 +220,8 @@ class FleetModel:
             self.now_s = moment_s
             act(moment_s)
         self._bill(end_s)
-        self.run_.refused += len(self._queue)
+        for _, work in self._queue:
+            self._refuse(work)
         return self.run_
 
     def view(self, now_s: float) -> FleetView:
@@ -227,17 +244,21 @@ class FleetModel:
     def _arrive(self, work: Work, now_s: float) -> None:
         self._arrived += 1
         if len(self._queue) >= self._promise.queue_max:
-            self.run_.refused += 1
+            self._refuse(work)
             return
         self._queue.append((now_s, work))
         self._start_waiting(now_s)
+
+    def _refuse(self, work: Work) -> None:
+        self.run_.refused += 1
+        self.run_.end(work, is_well=False)
 
     def _start_waiting(self, now_s: float) -> None:
         while self._queue:
             since_s, work = self._queue[0]
             if now_s - since_s > self._promise.wait_max_s:
                 self._queue.popleft()
-                self.run_.refused += 1
+                self._refuse(work)
                 continue
             free = [r for r in self._replicas if self._serves(r) and r.in_flight < self._pace.slots]
             if not free:
@@ -270,17 +291,18 @@ class FleetModel:
         replica.in_flight -= 1
         self._ended += 1
         self._service_s += now_s - started_s
+        self.run_.busy_s += now_s - started_s
         self._prompt += work.prompt_tokens
         self._cached += work.cached_tokens
         self._ttft[_edge(ttft_s)] += 1
         self._itl[_edge(itl_s)] += 1
         self.run_.ttfts_s.append(ttft_s)
-        if replica not in self._replicas:
-            self.run_.cut += 1
-        elif ttft_s <= self._promise.ttft_s and itl_s <= self._promise.tpot_s:
-            self.run_.served_well += 1
-        else:
-            self.run_.late += 1
+        is_cut = replica not in self._replicas
+        is_well = not is_cut and ttft_s <= self._promise.ttft_s and itl_s <= self._promise.tpot_s
+        self.run_.cut += is_cut
+        self.run_.served_well += is_well
+        self.run_.late += not is_cut and not is_well
+        self.run_.end(work, is_well=is_well)
         if replica.is_draining and not replica.in_flight:
             self._remove(replica)
         self._start_waiting(now_s)
@@ -289,8 +311,7 @@ class FleetModel:
 
     def _look(self, now_s: float) -> None:
         while self._queue and now_s - self._queue[0][0] > self._promise.wait_max_s:
-            self._queue.popleft()
-            self.run_.refused += 1
+            self._refuse(self._queue.popleft()[1])
         sample = None if self._is_silent(now_s) else self._sample(now_s)
         wanted = self._scaler(sample, self.view(now_s), now_s=now_s, wall_s=WALL_S + now_s)
         if wanted.replicas != self._wanted:

@@ -13,6 +13,7 @@ from headrace.app import system_key
 from headrace.app.acceptance import AcceptanceChild
 from headrace.app.replica_news import ReplicaNews
 from headrace.app.rollout_news import RolloutNews
+from headrace.app.scale_news import ScaleNews
 from headrace.app.supplier import ModelSupplier
 from headrace.config import Config, resolve_secret
 from headrace.control.autoscaler import ScaleByLoad
@@ -91,6 +92,7 @@ class ControlPlane:
         )
         self._rollout_news = RolloutNews(tell=tell, metrics=metrics, log=log)
         self._supplier = ModelSupplier(config, data, models, log)
+        self._scale_news = ScaleNews(metrics=metrics, log=log)
         self._launcher = Launcher(
             run=data / "run" / "replicas", logs=data / "logs", lifeline_fd=lifeline_fd, clock=clock
         )
@@ -140,7 +142,11 @@ class ControlPlane:
                 supplier=self._supplier,
                 make=self._make,
                 launcher=self._launcher,
-                autoscaler=ScaleByLoad(figures=self._cold_starts.figures),
+                autoscaler=ScaleByLoad(
+                    figures=self._cold_starts.figures,
+                    decided=self._scale_news.decided,
+                    forgotten=self._scale_news.forget,
+                ),
                 rollouts=GatedRollouts(
                     applied=wanted.version,
                     run_acceptance=self._acceptance,

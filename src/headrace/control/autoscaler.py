@@ -77,6 +77,7 @@ class ScaleByLoad:
     Args:
         figures: What starts of that version take here; None where none was ever measured.
         decided: Told of each look: what was decided, and whether it is recorded.
+        forgotten: Gets the key of a target that is gone.
         first_wait_max_s: How long a request may wait for a deployment without replicas.
         tick_s: Between two looks at a target; a first request for one without replicas is seen at once.
     """
@@ -86,11 +87,13 @@ class ScaleByLoad:
         *,
         figures: Callable[[AppliedVersion], Figures | None],
         decided: Callable[[TargetSeen, ScaleDecision, bool], None] = lambda *_: None,
+        forgotten: Callable[[str], None] = lambda _: None,
         first_wait_max_s: float | None = None,
         tick_s: float = TICK_S,
     ) -> None:
         self._figures = figures
         self._decided = decided
+        self._forgotten = forgotten
         self._first_wait_max_s = first_wait_max_s
         self._tick_s = tick_s
         self._looks: dict[str, _Look] = {}
@@ -132,6 +135,7 @@ class ScaleByLoad:
     def forget(self, key: str) -> None:
         """That target is gone."""
         self._looks.pop(key, None)
+        self._forgotten(key)
 
     def _setting(self, applied: AppliedVersion) -> Setting:
         spec = applied.spec

@@ -62,7 +62,7 @@ class TargetTerms(Section, frozen=True):
     """What one replica should have; each that is given is a signal, and the largest proposal counts. 0 is not given.
 
     Attributes:
-        inflight: Requests in progress and waiting. Where no target is given at all, this is 0.7 of the slots.
+        inflight: Requests in progress and waiting. Where no target is given at all, slots are filled but for some to spare.
         requests_per_s: Arrivals.
         queue_wait_s: Time that a request waits before its work begins.
         kv: Share of the KV cache that is in use.
@@ -99,13 +99,13 @@ class DownTerms(Section, frozen=True):
 
     Attributes:
         delay_s: The load has asked for less that long; at least `scale.window_s`.
-        max_step: Replicas removed at once.
-        margin: The load after the removal, of one less, must stay below this share of the target.
+        max_step: Replicas removed at once; then a window passes.
+        margin: The highest load of that delay must be below this share of what would be left.
     """
 
-    delay_s: Seconds = 600.0
-    max_step: Positive = 1
-    margin: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
+    delay_s: Seconds = 300.0
+    max_step: Positive = 2
+    margin: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
 
 
 class ScaleTerms(Section, frozen=True):

@@ -12,12 +12,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.core.deployment_terms import BudgetTerms, ScaleTerms, SloTerms
+from headrace.core.deployment_terms import BudgetTerms, ScaleTerms, SloTerms, TargetTerms
+from headrace.policies import staffing
 from headrace.policies.autoscale_memory import BUCKET_S, SETTLE_S, ScaleState
 from headrace.policies.autoscale_signals import FleetView, Window, tail_s, window
 from headrace.policies.forecast import Forecast, Predictor, forecast
 
-INFLIGHT_SHARE = 0.7
+# Without a target of its own, so few requests may wait for a slot: longer than a tenth of the promised time to the first
+# token, most of which is for prompts, its own and those in front of it; or at all, where nothing is promised.
+LATE_SHARE = 0.01
+WAITING_SHARE = 0.05
+WAIT_SHARE_OF_TTFT = 0.1
 # A pressure asks for at most so many times what is ready: how it answers to replicas is only guessed.
 PRESSURE_MAX = 2.0
 COLD_START_UNKNOWN_S = 60.0
@@ -110,13 +115,17 @@ def lead_s(fleet: FleetView) -> float:
     return COLD_START_UNKNOWN_S if fleet.cold_start is None else fleet.cold_start.p95_s
 
 
-def inflight_target(setting: Setting, fleet: FleetView) -> float | None:
-    """Requests that one replica should have; None where other targets are given, and this one is not."""
-    target = setting.scale.target
-    if target.inflight:
-        return target.inflight
-    others = (target.requests_per_s, target.queue_wait_s, target.kv, target.gpu, target.uncached_tokens_per_s)
-    return None if any(others) or target.slo else INFLIGHT_SHARE * fleet.slots
+def _goes_by_others(target: TargetTerms) -> bool:
+    """Whether somebody has said what to go by, and not by requests in progress."""
+    others = (
+        target.requests_per_s,
+        target.queue_wait_s,
+        target.kv,
+        target.gpu,
+        target.uncached_tokens_per_s,
+        target.slo,
+    )
+    return not target.inflight and any(others)
 
 
 def _loads(
@@ -125,9 +134,10 @@ def _loads(
     target = setting.scale.target
     seen = window(state.samples, since_s=since_s)
     found = []
-    if (inflight := inflight_target(setting, fleet)) is not None:
+    if not _goes_by_others(target):
         work = None if seen is None else _work(seen, state.requests.mean_service_s, fleet, is_burst=is_burst)
-        found.append(_proposal(Signal.INFLIGHT, work, inflight))
+        need = None if work is None else _replicas_for(work, state, setting, fleet)
+        found.append(Proposal(Signal.INFLIGHT, need, work))
     if target.requests_per_s:
         rate = None if seen is None else seen.arrivals_per_s
         found.append(_proposal(Signal.REQUESTS, rate, target.requests_per_s))
@@ -145,6 +155,17 @@ def _loads(
 
 def _is_idle(seen: Window) -> bool:
     return seen.arrivals_per_s == seen.in_flight == seen.queued == 0.0
+
+
+def _replicas_for(work: float, state: ScaleState, setting: Setting, fleet: FleetView) -> float:
+    """For so many requests at once: so many to each replica where that was agreed, else as few as keep waits short."""
+    if inflight := setting.scale.target.inflight:
+        return work / inflight
+    ttft_ms, service_s = setting.slo.ttft_p95_ms, state.requests.mean_service_s
+    if not ttft_ms or not service_s:
+        return staffing.slots_for(work, wait_in_services=0.0, share=WAITING_SHARE) / fleet.slots
+    wait_s = WAIT_SHARE_OF_TTFT * ttft_ms / 1000
+    return staffing.slots_for(work, wait_in_services=wait_s / service_s, share=LATE_SHARE) / fleet.slots
 
 
 def _work(seen: Window, service_s: float | None, fleet: FleetView, *, is_burst: bool) -> float:

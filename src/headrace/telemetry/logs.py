@@ -274,6 +274,11 @@ EVENTS: dict[str, Event] = {
         "The controller can't keep what it decides, so nothing follows from it; what is in force stays. Said once.",
         ("error",),
     ),
+    "scale.decided": Event(
+        Level.INFO,
+        "The autoscaler wants another number of replicas, or something else holds it back: why, and by which guards.",
+        ("model", "version", "replicas", "advised", "ready", "asked", "reason", "guards"),
+    ),
     "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
     "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),
     "worker.lost": Event(

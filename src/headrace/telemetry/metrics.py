@@ -257,6 +257,26 @@ class Metrics:
         series_max=128,
     )
 
+    # How many of them there should be.
+    scale_replicas_wanted: Gauge = _gauge(
+        "headrace_scale_replicas_wanted",
+        "Replicas that the autoscaler wants of a version, ready or on their way.",
+        labels=("target",),
+        series_max=256,
+    )
+    scale_replicas_advised: Gauge = _gauge(
+        "headrace_scale_replicas_advised",
+        "What it would want where it only advises (scale.mode); else the same.",
+        labels=("target",),
+        series_max=256,
+    )
+    scale_decisions: Counter = _counter(
+        "headrace_scale_decisions_total",
+        "Decisions of the autoscaler that were recorded, by reason.",
+        labels=("model", "reason"),
+        series_max=512,
+    )
+
     # What engines report about themselves.
     engine_requests_processing: Gauge = _gauge(
         "headrace_engine_requests_processing",
