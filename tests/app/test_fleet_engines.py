@@ -61,7 +61,7 @@ def test_a_server_that_others_make_is_fetched_started_asked_served_and_ended(tmp
         assert arguments[arguments.index("--ctx-size") + 1] == "128"
         running.remove()
         wait_until(lambda: not running.engines(), what="the end of the server")
-        assert not is_running(row["pid"])
+        wait_until(lambda: not is_running(row["pid"]), what="the end of its process")
 
 
 def test_a_damaged_file_is_found_put_aside_and_fetched_again(tmp_path: Path) -> None:
