@@ -22,7 +22,7 @@ ROLLOUT = {
     "sticky": "none",
     "gate": [{"metric": "failure_rate", "max_delta": 0.02}, {"metric": "ttft_p95", "max_ratio": 3.0}],
 }
-QUICK = {"ready": {"timeout_s": 2}, "start_timeout_s": 3, "start_stall_s": 2, "restarts_max": 2}
+QUICK = {"ready": {"timeout_s": 2}, "start_timeout_s": 3, "start_stall_s": 2, "restarts_max": 1}
 SECTIONS = {"rollout": ROLLOUT, "lifecycle": QUICK}
 
 

@@ -276,6 +276,15 @@ def test_after_a_rollout_the_accepted_version_keeps_its_capacity_for_a_while() -
     assert world.ready(1) == 1
 
 
+def test_what_had_more_replicas_before_does_not_raise_the_bound_of_the_new_version() -> None:
+    world = fleet(Version(), replicas=4)
+    world.want(2, terms(), replicas=2)
+    world.run_until_ended()
+    assert world.ready(2) == 2
+    world.run(10.0)
+    assert (world.present(2), world.lost) == (2, 0)
+
+
 def test_a_clock_that_jumps_ends_nothing() -> None:
     world = fleet(Version())
     world.want(2, terms(max_duration_s=3600.0), replicas=2)

@@ -372,11 +372,8 @@ class Fleet:
             if life.row.version == version and not life.row.is_draining
         ]
         bounds = None if steering is None else steering.replicas.get(version)
-        applied = self._wanted.version(name, version)
-        if bounds is None or scaled is None or applied is None:
+        if bounds is None or scaled is None or self._wanted.version(name, version) is None:
             return plan(mine, 0)
-        # A version that had more before doesn't raise the bound that this one's file sets.
-        bounds = Bounds(min(bounds.least, applied.spec.scale.max), bounds.most)
         return plan(mine, bounds.hold(scaled.replicas), first=scaled.remove)
 
     # What follows from it.

@@ -10,7 +10,6 @@ stored before anything follows from it; saying the same again changes nothing. A
 long, such as a run of an acceptance set: `run` is a task of the controller for as long as it lives.
 """
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ import msgspec
 
 from headrace.control.status import ColdStart
 from headrace.core.deployments import AppliedVersion
-from headrace.core.fleet import PPM, Arm, ReplicaState, Route
+from headrace.core.fleet import ReplicaState, Route
 from headrace.core.ids import ReplicaId
 from headrace.core.load import TargetLoad
 from headrace.policies.decisions import Decision
@@ -185,36 +184,3 @@ class FixedScale:
 
     def forget(self, key: str) -> None:
         """Nothing is known."""
-
-
-class AtOnce:
-    """Without rollouts: the wanted version serves as soon as it is ready at full size, and the one before ends then."""
-
-    def steer(
-        self, seen: DeploymentSeen, scaled: Mapping[int, Scaled], kept: str, *, now_s: float, wall_s: float
-    ) -> Steering:
-        accepted = int(kept) if kept else None
-        if seen.wanted is None:
-            return Steering("", None, None, {}, is_news=accepted is not None)
-        wanted = seen.wanted.version
-        if accepted != wanted:
-            ready = sum(each.ready_s is not None for each in seen.targets[wanted].replicas)
-            if accepted is None or ready >= max(1, scaled[wanted].replicas):
-                accepted = wanted
-        is_news = str(accepted) != kept
-        return Steering(
-            str(accepted),
-            accepted,
-            Route((Arm(seen.targets[accepted].applied.key, PPM),)),
-            {version: Bounds() for version in {accepted, wanted}},
-            is_news=is_news,
-        )
-
-    def begun(self, accepted: int) -> str:
-        return str(accepted)
-
-    def versions(self, kept: str) -> frozenset[int]:
-        return frozenset((int(kept),)) if kept else frozenset()
-
-    async def run(self) -> None:
-        await asyncio.get_running_loop().create_future()

@@ -86,6 +86,7 @@ def ended(state: RolloutState, result: Result, reason: Reason, detail: str = "")
     return replace(
         state,
         accepted=rollout.candidate,
+        floor=min(rollout.capacity, rollout.replicas_max),
         proven=_proven(state.proven, rollout),
         previous=rollout.accepted if is_kept and rollout.capacity else None,
         previous_replicas=rollout.capacity,
