@@ -10,6 +10,7 @@ import pytest
 from tests.control.rig import is_running
 from tests.support.fleet import fleet
 from tests.support.provider import wait_until
+from tests.support.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -133,3 +134,27 @@ def test_the_engines_end_with_the_service(tmp_path: Path) -> None:
         running.until_answered("one")
         running.service.stop(signal.SIGKILL)
         wait_until(lambda: not running.engines(), what="the end of every engine")
+
+
+def test_on_a_full_disk_what_is_in_force_stays_and_nothing_follows_from_what_could_not_be_stored(
+    tmp_path: Path,
+) -> None:
+    """T29: and once there is room again, what was wanted meanwhile is done."""
+    lenient = '[ledger]\nmode = "lenient"\n'
+    with small_disk(tmp_path / "disk") as disk, fleet(data=disk / "data", config=lenient) as running:
+        running.apply(answer="one")
+        running.until_answered("one")
+        (engine,) = running.engines()
+        # Until its rollout is stored, and before its replica is ready.
+        running.apply(answer="two", load_s=2.0)
+        wait_until(lambda: len(running.engines()) == 2, what="the second engine")
+        filler = fill(disk)
+        with running.callers(count=2) as callers:
+            wait_until(lambda: running.controller()["problem"], what="the controller to say what is wrong")
+            os.kill(engine, signal.SIGKILL)
+            wait_until(lambda: not is_running(engine), what="its end")
+            filler.unlink()
+            running.until_answered("two")
+            assert running.controller()["problem"] == ""
+        running.until_ready("chat@v2")
+        assert {*callers.statuses} <= {"200", "503"}, callers.outcomes

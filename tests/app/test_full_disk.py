@@ -2,50 +2,17 @@
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.provider import Provider, provider, wait_until
 from tests.support.scripted import scripted_engine
+from tests.support.small_disk import fill, small_disk
 
 UNLIMITED = "[tenant_defaults]\nrequests_per_minute = 0\nconcurrency_max = 0\n"
-DISK_MIB = 24
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of its own."""
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-    )
-    if made.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Takes every byte that is left."""
-    path = folder / "filler"
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096, 1):
-            try:
-                while file.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
-    return path
 
 
 def is_failing(running: Provider) -> bool:

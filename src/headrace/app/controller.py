@@ -23,7 +23,7 @@ from headrace.app.pair import VERSION, LinkLines
 from headrace.app.process import calm_the_collector, die_with_parent
 from headrace.control.fleet import Before
 from headrace.core.clock import SystemClock
-from headrace.core.errors import ConfigError, leaves
+from headrace.core.errors import ConfigError, HeadraceError, leaves
 from headrace.telemetry.logs import Log
 from headrace.telemetry.merging import add, forget_minima, state_of
 from headrace.telemetry.metrics import Metrics
@@ -59,7 +59,7 @@ class Controller:
         try:
             await self._keep(await self._started)
             is_well = True
-        except* ConfigError as errors:
+        except* HeadraceError as errors:  # of an operator's making, or another controller has taken over
             self._link.send(wire.Refused(str(leaves(errors)[0])))
         finally:
             self._report()
@@ -101,7 +101,7 @@ class Controller:
                     task.cancel()
         except* Exception as errors:
             for error in leaves(errors):
-                if not isinstance(error, ConfigError):
+                if not isinstance(error, HeadraceError):
                     log.internal_error(error, where="controller")
             raise
 

@@ -256,6 +256,7 @@ class Fleet:
 
     async def _look(self) -> None:
         try:
+            self._store.hold()
             self._wanted.read()
             look = self._steer_all()
             self._plan_all(look)

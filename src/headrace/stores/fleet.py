@@ -112,6 +112,10 @@ class FleetStore:
         self.epoch = int(row[0])
         return self.epoch
 
+    def hold(self) -> None:
+        """Raises LeaseLost where another controller has taken over."""
+        self._hold()
+
     def lease(self) -> Lease | None:
         """None where there never was a controller."""
         row = self._database.row("SELECT epoch, holder, taken_s FROM controller_lease")
