@@ -17,6 +17,7 @@ import uvloop
 from headrace.control import processes
 from headrace.control.launchers import EngineHandle, Launcher
 from headrace.control.replica_files import ReplicaFiles, Want
+from headrace.core.clock import SystemClock
 from headrace.core.ids import ReplicaId
 from tests.control.rig import Engines, eventually, is_running, launching, until
 
@@ -185,6 +186,43 @@ def test_files_of_another_version_are_nothing_that_could_be_adopted(tmp_path: Pa
         assert await launcher.adopt(REPLICA, "token") is None
         assert [held.is_running for held in launcher.inventory()] == [True]
         await handle.stop()
+
+    run(tmp_path, scenario)
+
+
+def test_what_doesnt_end_keeps_nobody_waiting_for_ever(tmp_path: Path) -> None:
+    """A process that the kernel can't end, as one that waits for a device, is told; and nothing is started beside it."""
+
+    async def scenario(launcher: Launcher) -> None:
+        files = ReplicaFiles(tmp_path / "replicas" / REPLICA)
+        files.write_want(Want(REPLICA, "old"))
+        lock = files.take_lock()  # by nobody that could be found
+        assert lock is not None
+        impatient = Launcher(
+            run=tmp_path / "replicas",
+            logs=tmp_path,
+            lifeline_fd=launcher.lifeline_fd,
+            clock=SystemClock(),
+            end_limit_s=0.1,
+        )
+        with pytest.raises(OSError, match="what ran there before doesn't end"):
+            await impatient.launch(want(launcher))
+        os.close(lock)
+        assert not engines_of(tmp_path)
+
+    run(tmp_path, scenario)
+
+
+def test_a_launch_that_never_became_an_engine_says_why(tmp_path: Path) -> None:
+    """Another one has taken its place before it began."""
+
+    async def scenario(launcher: Launcher) -> None:
+        late = await launcher.launch(want(launcher, "late"))
+        ReplicaFiles(tmp_path / "replicas" / REPLICA).write_want(Want(REPLICA, "newer"))
+        found = await eventually(lambda: (late.look(), late.pid or late.first_error())[1])
+        # Unless it was quicker than we.
+        assert found in (late.pid, "lifeline: this launch is not wanted any more")
+        await late.stop()
 
     run(tmp_path, scenario)
 

@@ -8,6 +8,7 @@ that token. A lifeline without the newest token starts nothing, and there is one
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -173,8 +174,11 @@ class EngineHandle:
         return Progress(log_bytes, rss_bytes)
 
     def first_error(self) -> str:
-        """The first error in the engine's log, else the end of a traceback, else "": the cause behind a bare status."""
-        path = Path(self.want.log)
+        """The first error in the engine's log, else the end of a traceback, else "": the cause behind a bare status.
+
+        Of a launch that never became an engine, what its lifeline had to say.
+        """
+        path = self._files.lifeline_log if self.pid is None else Path(self.want.log)
         try:
             with path.open("rb") as log:
                 log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
@@ -215,13 +219,17 @@ class Launcher:
         run: Directory of the replicas' files, one folder each.
         logs: Directory of the engines' logs, one `<replica>.log` each with the previous one as `<replica>.log.1`.
         lifeline_fd: The reading end of the service's lifeline.
+        end_limit_s: How long what ran under an id before may take to end, its grace not counted.
     """
 
-    def __init__(self, *, run: Path, logs: Path, lifeline_fd: int, clock: Clock) -> None:
+    def __init__(
+        self, *, run: Path, logs: Path, lifeline_fd: int, clock: Clock, end_limit_s: float = 60.0
+    ) -> None:
         self._run = run
         self._logs = logs
         self.lifeline_fd = lifeline_fd
         self._clock = clock
+        self._end_limit_s = end_limit_s
 
     def log_of(self, replica: ReplicaId) -> Path:
         return self._logs / f"{_file_name(replica)}.log"
@@ -229,7 +237,7 @@ class Launcher:
     async def launch(self, want: Want) -> EngineHandle:
         """Starts what `want` says, after the end of whatever ran under that id.
 
-        Raises OSError when there is no process or no file to be had; then nothing of it runs.
+        Raises OSError when there is no process or no file to be had, or what ran before doesn't end; then nothing of it runs.
         """
         files = self._files(ReplicaId(want.replica))
         files.write_want(want)
@@ -264,7 +272,7 @@ class Launcher:
     async def fence(self, replica: ReplicaId) -> None:
         """Ends whatever runs under that id, also what is just being launched, and returns when nothing of it is left.
 
-        Raises OSError when the files can't be written: then a late launch could still pass.
+        Raises OSError when the files can't be written, so that a late launch could still pass, or it doesn't end.
         """
         files = self._files(replica)
         if not files.directory.exists():
@@ -283,8 +291,11 @@ class Launcher:
     async def _end(self, files: ReplicaFiles) -> None:
         """Until the lock is free. Whoever holds it has written its state, or will read the new token and end."""
         asked: dict[ProcessKey, float] = {}
+        begun_s = self._clock.now_s()
         while files.is_held():
             state, now_s = files.state(), self._clock.now_s()
+            if now_s - begun_s > self._end_limit_s + (state.grace_s if state is not None else 0.0):
+                raise OSError(errno.EBUSY, "what ran there before doesn't end", str(files.directory))
             if state is not None:
                 at_s = asked.get(state.lifeline)
                 if at_s is None:
