@@ -187,3 +187,13 @@ def test_the_autoscaling_benchmark_compares_with_a_fixed_fleet_over_patterns_and
         path=tmp_path / "tune.json",
     )
     assert found["rows"][0]["loss"] <= found["rows"][-1]["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_rollout_benchmark_measures_what_callers_notice(tmp_path):
+    flags = ("--only", "failing", "--requests", "30", "--interval", "0.5")
+    printed, found = run("rollout", *flags, path=tmp_path / "rollout.json")
+    assert "after the minimum" in printed
+    (row,) = found["rollouts"]
+    assert (row["version"], row["result"], row["failed"]) == ("failing", "rolled_back", 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.acceptance_sets import words
 from tests.support.fleet import Callers, Fleet, fleet
 from tests.support.provider import wait_until
 
@@ -93,7 +94,7 @@ def test_wrong_answers_with_status_200_are_found_before_a_customer_gets_one() ->
     gates = [*ROLLOUT["gate"], {"metric": "quality:words", "min_delta": -0.15}]
     sections = {**SECTIONS, "rollout": {**ROLLOUT, "gate": gates}}
     with serving() as (running, callers):
-        words(running, right=["good", "better"])
+        words(running.service, right=["good", "better"])
         running.apply(answer="wrong", sections=sections)
         ended = until_over(running)
         assert (ended["result"], ended["reason"]) == ("rolled_back", "gate_failed"), ended
@@ -102,6 +103,20 @@ def test_wrong_answers_with_status_200_are_found_before_a_customer_gets_one() ->
         assert until_over(running, candidate=3)["result"] == "promoted"
     assert callers.statuses == {"200"}, callers.outcomes
     assert set(callers.texts) == {"good", "better"}
+
+
+def test_a_shadow_whose_answers_differ_never_meets_a_customer() -> None:
+    """Copies of requests go to it, which nobody waits for; the accepted version's answers are the measure."""
+    gates = [*ROLLOUT["gate"], {"metric": "agreement", "min": 0.9}]
+    mirror = {"percent": 50, "min_requests": 20}
+    sections = {**SECTIONS, "rollout": {**ROLLOUT, "gate": gates, "mirror": mirror}}
+    with serving() as (running, callers):
+        running.apply(answer="something else", sections=sections)
+        ended = until_over(running)
+        assert (ended["result"], ended["stage"]) == ("rolled_back", "mirroring"), ended
+        assert "agreement" in ended["detail"]
+    assert callers.statuses == {"200"}, callers.outcomes
+    assert set(callers.texts) == {"good"}
 
 
 def test_what_an_operator_says_is_done_within_a_moment() -> None:
@@ -131,25 +146,3 @@ def test_what_an_operator_says_is_done_within_a_moment() -> None:
         cli("rollback", "chat")
         running.until_answered("good")
     assert callers.statuses == {"200"}, callers.outcomes
-
-
-def words(running: Fleet, *, right: list[str]) -> None:
-    """An acceptance set of twenty cases, and a tuning set, to each of which one of these words is the right answer."""
-    folder = running.service.data / "cases" / "words"
-    folder.mkdir(parents=True)
-    for kind, count in (("acceptance", 20), ("tuning", 1)):
-        header = {"name": "words", "set": kind, "version": 1, "instructions": {"en": "Say a word."}}
-        cases = [
-            {
-                "id": f"{kind}-{number}",
-                "language": "en",
-                "category": "answerable",
-                "passages": [],
-                "question": f"Which {kind} word is number {number}?",
-                "checks": [{"kind": "exact", "any": right}],
-            }
-            for number in range(count)
-        ]
-        file = folder / f"{kind}.jsonl"
-        file.write_text("".join(json.dumps(line) + "\n" for line in [header, *cases]))
-        running.service.cli("eval", "--cases", str(file), "--seal")
