@@ -270,7 +270,10 @@ def test_what_is_applied_answers_under_its_digest_until_it_is_rolled_back_or_rem
     with provider(config=NO_MODELS, ready=False) as service:
         key, digests = service.key(), []
         for ttft_ms in ("1", "2"):
-            file.write_text(SCRIPTED.replace("200", ttft_ms) + "[rollout]\nstrategy = 'bluegreen'\n")
+            file.write_text(
+                SCRIPTED.replace("200", ttft_ms)
+                + "[rollout]\nstrategy = 'bluegreen'\nsteps = [{ weight = 100, min_requests = 0 }]\n"
+            )
             applied = json.loads(service.cli("apply", str(file), "--wait", "--json").stdout)["applied"][0]
             digests.append(applied["digest"])
             assert revision_of(service, key) == (200, applied["digest"])

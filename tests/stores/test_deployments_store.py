@@ -67,6 +67,22 @@ def test_an_older_version_is_wanted_again_and_stays_what_it_was(applied: Deploym
     assert (again.version, is_new) == (3, True)
 
 
+def test_who_went_back_once_does_not_come_to_what_was_left_by_going_back_again(
+    applied: DeploymentStore, database: Database
+) -> None:
+    """At night nobody wants the version that was rolled back in the evening."""
+    for weights in ("a", "b", "c"):
+        applied.apply(spec(), revision(weights), "")
+    applied.want("chat", 2, reason="rolled_back", instead_of=3)
+    assert applied.rollback_target("chat").version == 1
+    assert [each.version for each in applied.within_reach()] == [2, 1, 3]
+    database.execute(
+        "INSERT INTO deployment_state (name, accepted, rollout, epoch) VALUES ('chat', 2, '{\"proven\": []}', 1)"
+    )
+    with pytest.raises(ConfigError, match="rollback chat --to V"):
+        applied.rollback_target("chat")
+
+
 def test_a_removed_deployment_is_wanted_no_more_and_forgets_nothing(applied: DeploymentStore) -> None:
     applied.apply(spec(), revision("a"), "")
     assert applied.remove("chat")
@@ -85,7 +101,7 @@ def test_what_there_is_not_is_told_with_what_there_is(applied: DeploymentStore) 
         applied.remove("chaat")
     with pytest.raises(ConfigError, match="chat has no version 7; it has 1"):
         applied.want("chat", 7)
-    with pytest.raises(ConfigError, match="nothing to go back to: only version 1"):
+    with pytest.raises(ConfigError, match="nothing to go back to: no version served before version 1"):
         applied.rollback_target("chat")
 
 

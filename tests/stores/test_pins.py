@@ -64,7 +64,7 @@ def test_what_was_accepted_or_runs_is_pinned_however_long_ago_it_was_wanted(
     replica = ReplicaRow(ReplicaId("chat-0"), "chat", 2)
     fleet.write(Change(replicas={replica.id: replica}, deployments={"chat": DeploymentRow("chat", 1, "{}")}))
     found = pins.needs(deployments, fleet)
-    assert found["a" * 64] == ("chat@v1 is accepted",)
+    assert found["a" * 64] == ("a rollback may go back to chat@v1", "chat@v1 is accepted")
     assert found["b" * 64] == ("chat-0 runs chat@v2",)
     assert "c" * 64 not in found
 

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
         commands,
         "rollback",
         _rollback,
-        help="want an older version of a deployment again: the one before, or the one that is named",
+        help="want an older version of a deployment again: the one that served before, or the one that is named",
         example="headrace rollback chat-small --to 3",
         with_json=True,
     )

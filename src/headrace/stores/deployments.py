@@ -16,6 +16,7 @@ import msgspec
 from headrace.core.clock import Clock
 from headrace.core.deployments import AppliedVersion, DeploymentSpec, Revision
 from headrace.core.errors import ConfigError
+from headrace.policies.ways_back import ways_back
 from headrace.stores import agreements, audit, opening
 from headrace.stores.audit import Act, Action
 from headrace.stores.database import Database, Row
@@ -58,6 +59,12 @@ class Word(NamedTuple):
     name: str
     command: str
     version: int | None
+
+
+class _Proven(msgspec.Struct, frozen=True):
+    """What the state of a rollout says of versions that were accepted; see policies/rollout_state.py."""
+
+    proven: tuple[int, ...] = ()
 
 
 class DeploymentStore:
@@ -147,23 +154,34 @@ class DeploymentStore:
         return wishes[name]
 
     def rollback_target(self, name: str) -> AppliedVersion:
-        """The version that was wanted before the one that is. Raises ConfigError where there is none."""
+        """The version that served before the one that is wanted. Raises ConfigError where there is none."""
         wish = self.require(name)
-        for earlier in reversed(self.history(name)):
-            if earlier.version not in (wish.version, REMOVED):
-                return self.version(name, earlier.version)
-        raise ConfigError(f"{name} has nothing to go back to: only version {wish.version} was ever wanted")
+        for version in self._ways_back(name):
+            return self.version(name, version)
+        raise ConfigError(
+            f"{name} has nothing to go back to: no version served before version {wish.version}, but for those that were"
+            f" left; `headrace rollback {name} --to V` takes any"
+        )
 
     def within_reach(self) -> list[AppliedVersion]:
-        """Of each name what is wanted, and what was last before it: whatever they are made of may be needed at once."""
+        """Of each name what is wanted, what it may go back to, and what was last wanted before it: whatever they are made of
+        may be needed at once."""
         reached: list[AppliedVersion] = []
         for name, wish in self.wishes().items():
             numbers = [wish.version] if wish.version != REMOVED else []
-            for earlier in reversed(self.history(name)):
-                if len(numbers) <= ROLLBACK_TARGETS and earlier.version not in (*numbers, REMOVED):
-                    numbers.append(earlier.version)
+            asked_for = [earlier.version for earlier in reversed(self.history(name))]
+            for version in (*self._ways_back(name), *asked_for):
+                if len(numbers) <= ROLLBACK_TARGETS and version not in (*numbers, REMOVED):
+                    numbers.append(version)
             reached += [self.version(name, number) for number in numbers]
         return reached
+
+    def _ways_back(self, name: str) -> list[int]:
+        row = self._database.row("SELECT accepted, rollout FROM deployment_state WHERE name = ?", (name,))
+        kept = _Proven() if row is None or not row[1] else msgspec.json.decode(row[1], type=_Proven)
+        accepted = () if row is None or row[0] is None else (row[0],)
+        history = [(wish.version, wish.reason) for wish in self.history(name)]
+        return [each for each in ways_back(history, {*accepted, *kept.proven}) if each != REMOVED]
 
     def words(self) -> list[Word]:
         """The newest words to rollouts, the oldest of them first."""
