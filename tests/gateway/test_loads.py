@@ -16,8 +16,8 @@ class Idle:
 
     version = 7
 
-    def loads(self) -> list[object]:
-        return []
+    def in_flight(self) -> dict[str, int]:
+        return {"chat@v1": 1}
 
     def all_slots(self) -> list[object]:
         return []
@@ -44,7 +44,7 @@ def test_what_was_reported_does_not_change_any_more() -> None:
     assert (reported.arrived, reported.ttft.count, reported.queued, reported.wait_s) == (1, 0, 2, 1.5)
 
 
-def test_of_a_target_that_is_gone_it_is_known_how_many_have_not_ended() -> None:
+def test_of_a_target_that_is_gone_it_is_known_how_many_still_run() -> None:
     loads = Loads()
     loads.publish(snapshot(target(1)))
     for _ in range(3):

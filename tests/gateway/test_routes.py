@@ -264,3 +264,18 @@ def test_the_key_of_the_service_is_nobodys_but_its_owners(rig: RoutedRig) -> Non
     refused = rig.provider.cli("tenants", "create", "headrace-system", check=False)
     assert (refused.returncode, "reserved" in refused.stderr) == (2, True)
     assert rig.provider.status()["keys"]["count"] == 1
+
+
+def test_two_accepted_revisions_are_compared_apart_and_each_stands_in_for_the_other(rig: RoutedRig) -> None:
+    """An experiment: no arm is on trial, and neither's results are mixed with the other's."""
+    rig.route(0.5, 0.5, is_experiment=True)
+    before = [rig.target(1), rig.target(2)]
+    counts = Counter(version(ask(rig, f"c{number}")) for number in range(30))
+    for number in (1, 2):
+        rig.target(
+            number,
+            lambda load, number=number: load.since(before[number - 1]).delivered == counts[number] > 0,
+        )
+    rig.change(1, has_replicas=False)
+    rig.publish()
+    assert {version(ask(rig, f"c{number}")) for number in range(10)} == {2}

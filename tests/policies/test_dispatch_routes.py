@@ -98,6 +98,7 @@ def test_what_runs_on_a_withdrawn_target_runs_on_and_its_slot_is_counted_to_the_
     assert come(made, running, now_s=0.0)
     made.publish(snapshot(target(1, replica("a")), routes=ACCEPTED_ALONE), now_s=1.0)
     assert {key: slots.outstanding for key, slots in made.all_slots()} == {("a", 0): 0, ("b", 0): 1}
+    assert made.in_flight() == {V1: 0, V2: 1}
     made.give_back(running, AttemptOutcome.COMPLETED, now_s=2.0)
     assert {key: slots.outstanding for key, slots in made.all_slots()} == {("a", 0): 0}
 

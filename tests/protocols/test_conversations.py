@@ -25,6 +25,8 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ({"messages": [{"role": "user", "content": None}]}, ""),
         ({"messages": [SYSTEM]}, ""),
         ({"messages": ["user"]}, ""),
+        ({"messages": [{"role": "user"}]}, ""),
+        ({"messages": [{"role": "user", "content": "first"}, USER]}, "first"),
         ({"prompt": "Once"}, ""),
     ],
 )  # fmt: skip

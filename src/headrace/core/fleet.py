@@ -141,7 +141,7 @@ class Deployment:
     @property
     def key(self) -> TargetKey:
         """Which target this is."""
-        return target_key(self.name, self.version)
+        return target_key(self.name, self.version) if self.version else self.name
 
     @property
     def cache_isolation(self) -> CacheIsolation | None:

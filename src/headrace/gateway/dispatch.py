@@ -1,7 +1,7 @@
 """Awaits the dispatcher's verdict and holds the slot: limits, admission and balancing before the work, release after it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -137,6 +137,10 @@ class Dispatch:
 
     def loads(self) -> Iterator[tuple[TargetKey, ReplicaLoad]]:
         return self._dispatcher.loads()
+
+    def in_flight(self) -> Mapping[TargetKey, int]:
+        """What runs for each target, also on replicas that serve it no longer."""
+        return self._dispatcher.in_flight()
 
     def all_slots(self) -> Iterable[tuple[ReplicaKey, ReplicaSlots]]:
         return self._dispatcher.all_slots()

@@ -1,14 +1,14 @@
 """What does each target have to do, and how does it fare? Counted here as requests come and end; reported and shown in metrics."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from headrace.core.fleet import Deployment, FleetSnapshot
 from headrace.core.ids import TargetKey
 from headrace.core.load import EDGES_S, Histogram, PlaneLoad, ReplicaUse, TargetLoad
 from headrace.policies.deployment import QueueView
-from headrace.policies.tickets import ReplicaKey, ReplicaLoad, ReplicaSlots
+from headrace.policies.tickets import ReplicaKey, ReplicaSlots
 from headrace.telemetry.families import Distribution
 from headrace.telemetry.families import Histogram as HistogramFamily
 from headrace.telemetry.metrics import Metrics
@@ -21,7 +21,7 @@ class Running(Protocol):
 
     @property
     def version(self) -> int: ...
-    def loads(self) -> Iterable[tuple[TargetKey, ReplicaLoad]]: ...
+    def in_flight(self) -> Mapping[TargetKey, int]: ...
     def queue(self, target: TargetKey) -> QueueView: ...
     def all_slots(self) -> Iterable[tuple[ReplicaKey, ReplicaSlots]]: ...
 
@@ -73,18 +73,12 @@ class Loads:
     def report(self, running: Running, *, also: Iterable[TargetLoad] = ()) -> PlaneLoad:
         """All of it at this moment, and no view of what goes on changing; `also` was counted elsewhere of the same targets."""
         more = {load.target: load for load in also}
-        in_flight: dict[TargetKey, int] = {}
-        for target, replica_load in running.loads():
-            in_flight[target] = in_flight.get(target, 0) + replica_load.outstanding
+        in_flight = running.in_flight()
         for key, load in self._loads.items():
-            is_offered = key in self._offered
-            queue = running.queue(key) if is_offered else None
+            queue = running.queue(key) if key in self._offered else None
             load.queued = 0 if queue is None else queue.length
             load.wait_s = 0.0 if queue is None else queue.wait_s
-            # Of a target that is gone, and of replicas that are, this is how many have not ended.
-            load.in_flight = (
-                load.arrived - load.ended - load.queued if not is_offered else in_flight.get(key, 0)
-            )
+            load.in_flight = in_flight.get(key, 0)
         return PlaneLoad(
             running.version,
             [

@@ -54,3 +54,13 @@ def full(*, queued: int, wait_s: float) -> Saturated:
     return Saturated(
         f"the queue is full ({queued} waiting)", retry_after_s=retry_after_s(wait_s), reason=Reason.QUEUE_FULL
     )
+
+
+def refuse_rest(rest_s: float) -> None:
+    """Raises Saturated where every replica rests for so long: the caller is told when that is over, unless it is about to be."""
+    if rest_s > RETRY_AFTER_MIN_S:
+        raise Saturated(
+            "every replica of this model has asked to be left alone for a while",
+            retry_after_s=rest_s,
+            reason=Reason.RESTING,
+        )

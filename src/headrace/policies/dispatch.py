@@ -7,12 +7,13 @@ whose place went to another.
 
 from collections.abc import ItemsView, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from headrace.core.chance import Chance
-from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica, Saturated
+from headrace.core.errors import DeadlineExceeded, ModelNotFound, NoReadyReplica
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica
 from headrace.core.ids import ReplicaId, TargetKey, TenantId
-from headrace.core.outcome import AttemptOutcome, Reason
+from headrace.core.outcome import AttemptOutcome
 from headrace.policies import admission, balancing, locations
 from headrace.policies.admission import QueueBounds
 from headrace.policies.deployment import DeploymentState, QueueView
@@ -136,7 +137,7 @@ class Dispatcher:
             )
         chosen = self._choose(state, ticket, now_s)
         if chosen is None:
-            _refuse_rest(loads, now_s)
+            admission.refuse_rest(balancing.rest_s(loads, now_s=now_s))
         # Those who wait for a replica that has not failed them leave others free, so a queue alone stops nobody.
         if chosen is not None and not (len(state.queue) and self._is_anyone_due(state, now_s)):
             self._start(state, ticket, chosen, now_s)
@@ -322,6 +323,13 @@ class Dispatcher:
             for load in state.loads:
                 yield key, load
 
+    def in_flight(self) -> dict[TargetKey, int]:
+        """What runs for each target, also on replicas that serve it no longer."""
+        counts: dict[TargetKey, int] = {}
+        for target, load in chain(self.loads(), self._replicas.retired()):
+            counts[target] = counts.get(target, 0) + load.outstanding
+        return counts
+
     def deployments(self) -> Iterator[Deployment]:
         for state in self._states.values():
             yield state.deployment
@@ -479,17 +487,6 @@ class Dispatcher:
 
 def _turn(state: DeploymentState) -> tuple[bool, int]:
     return not state.queue.owes, state.turn
-
-
-def _refuse_rest(loads: list[ReplicaLoad], now_s: float) -> None:
-    """Who can't be served before a replica has rested is told when that is, unless it is about to be."""
-    rest_s = balancing.rest_s(loads, now_s=now_s)
-    if rest_s > admission.RETRY_AFTER_MIN_S:
-        raise Saturated(
-            "every replica of this model has asked to be left alone for a while",
-            retry_after_s=rest_s,
-            reason=Reason.RESTING,
-        )
 
 
 def _refuse_late(ticket: Ticket, now_s: float) -> None:

@@ -1,6 +1,6 @@
 """What is known of each replica, whichever target it serves? Its slots, what runs on it, and what this process may use of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from headrace.core.fleet import Replica
 from headrace.core.ids import TargetKey
@@ -57,6 +57,11 @@ class ReplicaBooks:
     def retire(self, target: TargetKey, loads: Iterable[ReplicaLoad]) -> None:
         """They serve that target no longer, but for what runs on them."""
         self._retired.update({(target, load.key): load for load in loads if load.outstanding})
+
+    def retired(self) -> Iterator[tuple[TargetKey, ReplicaLoad]]:
+        """What still runs on replicas that don't serve its target any more."""
+        for (target, _), load in self._retired.items():
+            yield target, load
 
     def offered(self, loads: Iterable[tuple[TargetKey, ReplicaLoad]]) -> None:
         """All that is offered now, by target; the slots of what is gone and idle are forgotten."""
