@@ -158,3 +158,25 @@ def test_on_a_full_disk_what_is_in_force_stays_and_nothing_follows_from_what_cou
             assert running.controller()["problem"] == ""
         running.until_ready("chat@v2")
         assert {*callers.statuses} <= {"200", "503"}, callers.outcomes
+
+
+def test_a_deployment_without_work_ends_and_its_next_request_waits_for_one_start() -> None:
+    """T58: nobody hears that it isn't there, and as many engines start as one request would have started."""
+    scale = {
+        "min": 0,
+        "max": 1,
+        "idle_to_zero_s": 1.0,
+        "window_s": 2.0,
+        "panic": {"window_s": 1.0, "ratio": 2.0},
+        "down": {"delay_s": 2.0},
+    }
+    with fleet() as running:
+        running.apply(answer="one", load_s=0.3, sections={"scale": scale})
+        running.until_answered("one")
+        wait_until(lambda: not running.engines(), what="its end")
+        before = running.service.metric("headrace_replica_restarts_total")
+        with running.callers(count=4, pause_s=0.05) as callers:
+            wait_until(lambda: callers.texts["one"] >= 8, what="answers")
+        assert callers.statuses == {"200"}, callers.outcomes
+        assert len(running.engines()) == 1
+        assert running.service.metric("headrace_replica_restarts_total") == before

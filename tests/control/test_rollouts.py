@@ -59,7 +59,7 @@ class Driven(Fleet):
             DeploymentSeen(
                 "chat", wanted, self.reason, {number: self.target(number) for number in numbers}, self.words
             ),
-            {number: Scaled("", self.wished.get(number, 0)) for number in numbers},
+            {number: Scaled("", self.wished.get(number, 0), 0.0) for number in numbers},
             self.kept,
             now_s=self.now_s,
             wall_s=self.now_s,

@@ -120,6 +120,7 @@ class ScaleByLoad:
         scaled = Scaled(
             kept=msgspec.json.encode(Kept(state, wall_s)).decode(),
             replicas=decision.replicas,
+            looked_s=now_s,
             remove=tuple(ReplicaId(name) for name in decision.remove),
             waiting_room=_waiting_room(target, inputs.setting.scale),
             decisions=(_record(target.applied.name, inputs, decision),) if is_news else (),

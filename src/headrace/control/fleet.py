@@ -375,7 +375,10 @@ class Fleet:
         bounds = None if steering is None else steering.replicas.get(version)
         if bounds is None or scaled is None or self._wanted.version(name, version) is None:
             return plan(mine, 0)
-        return plan(mine, bounds.hold(scaled.replicas), first=scaled.remove)
+        # An autoscaler that hasn't seen a replica yet, because a rollout wanted it meanwhile, has nothing against it.
+        has_seen = all(each.decided_s <= scaled.looked_s for each in mine)
+        wished = scaled.replicas if has_seen else max(scaled.replicas, len(mine))
+        return plan(mine, bounds.hold(wished), first=scaled.remove)
 
     # What follows from it.
 

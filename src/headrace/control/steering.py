@@ -107,12 +107,14 @@ class Scaled(msgspec.Struct, frozen=True):
     Attributes:
         kept: To be handed in next time, by whichever controller; JSON.
         remove: Which replicas go first if any have to; others follow in the controller's order.
+        looked_s: When that was found out: what came later isn't ended by it.
         waiting_room: Requests that may wait for a first replica while there is none.
         is_news: Something is new that must not be lost; else `kept` is stored now and then.
     """
 
     kept: str
     replicas: int
+    looked_s: float
     remove: tuple[ReplicaId, ...] = ()
     waiting_room: int = 0
     decisions: tuple[Decision, ...] = ()
@@ -180,7 +182,7 @@ class FixedScale:
     """As many replicas as the file says at least."""
 
     def scale(self, target: TargetSeen, kept: str, *, now_s: float, wall_s: float) -> Scaled:
-        return Scaled(kept, target.applied.spec.scale.min)
+        return Scaled(kept, target.applied.spec.scale.min, now_s)
 
     def forget(self, key: str) -> None:
         """Nothing is known."""
