@@ -151,7 +151,7 @@ def test_a_value_that_cant_be_is_refused_with_its_key_and_what_it_takes(content:
         (WEIGHTS, "`revision.weights` is required"),
         (WEIGHTS + '[revision]\nsource = "mlflow:models:/a@b"\nweights = {uri = "a"}', "and not both"),
         (WEIGHTS + '[revision]\nsource = "models:/a@b"', "`revision.source` must be an alias such as mlflow:models:/chat@champion"),
-        (LEAST + '[revision]\nweights = {uri = "x"}', "`revision.weights`: the engine 'scripted' takes none"),
+        (LEAST + '[revision]\ntokenizer = {uri = "x"}', "`revision.tokenizer`: the engine 'scripted' takes none"),
         (LEAST + '[revision]\nsource = "mlflow:models:/a@b"', "`revision.source`: the engine 'scripted' takes none"),
         (LEAST + '[revision]\nurls = ["http://a"]', "`revision.urls` and `deployment.engine` = \"remote\" go together"),
         (LEAST.replace("scripted", "remote") + '[revision]\nurls = ["a:80"]', "`revision.urls` holds 'a:80'"),
@@ -187,6 +187,13 @@ def test_a_value_that_cant_be_is_refused_with_its_key_and_what_it_takes(content:
 def test_keys_that_contradict_each_other_are_refused_by_name(content: str, told: str) -> None:
     """ray#26455: a delay below the window; and the other pairs that cost somebody their service."""
     assert told in refusal(content)
+
+
+def test_the_scripted_engine_may_have_weights_that_it_does_not_read() -> None:
+    """They are fetched and checked like anybody's, which can be rehearsed so."""
+    weights = deployments.parse(LEAST + '[revision]\nweights = {uri = "x"}', file=FILE).revision.weights
+    assert weights is not None
+    assert weights.uri == "x"
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

@@ -25,6 +25,7 @@ class Shelf:
 
     def __init__(self, root: Path, *contents: bytes) -> None:
         self.root = root
+        self.damaged: list[Path] = []
         self.fetched = 0
         self._contents = list(contents)
         self.is_blocked = threading.Event()
@@ -41,7 +42,7 @@ class Shelf:
         return path
 
     def weights(self) -> Weights:
-        return Weights(self.root, self.fetch)
+        return Weights(self.root, self.fetch, note_damage=lambda file: self.damaged.append(file.path))
 
 
 GOOD = b"weights " * 1000
@@ -73,6 +74,7 @@ def test_a_corrupt_file_is_put_aside_and_fetched_again_once(tmp_path: Path) -> N
             await eventually(lambda: life.offers)
         assert shelf.fetched == 2
         assert (shelf.root / "quarantine" / ARTIFACT.sha256).read_bytes() == GOOD[:-1] + b"!"
+        assert shelf.damaged == [shelf.root / ARTIFACT.sha256], "somebody is told"
 
     run(scenario)
 

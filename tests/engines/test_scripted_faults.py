@@ -14,6 +14,7 @@ import pytest
 
 from headrace.engines import scripted_faults
 from headrace.engines.scripted_faults import FAULTS, Kind, Scope, Script
+from headrace.policies.replica_life import Reason, why_ended
 from tests.support.scripted import ScriptedEngine, scripted_engine
 from tests.support.wire import Exchange, exchange, post, read
 
@@ -70,6 +71,18 @@ def test_die_ends_the_process_at_the_request() -> None:
             assert mortal.request("POST", CHAT, chat())[0] == 200
         assert exchange(mortal.port, post(CHAT, chat()), until=b"never").data == b""
         assert mortal.process.wait(60) == 137
+
+
+def test_an_engine_that_runs_out_of_memory_says_so_with_its_last_words(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """E8: what is told of its end can be told from a bare kill."""
+    with scripted_engine(faults="out_of_memory@2") as mortal:
+        assert mortal.request("POST", CHAT, chat())[0] == 200
+        assert exchange(mortal.port, post(CHAT, chat()), until=b"never").data == b""
+        assert mortal.process.wait(60) == 137
+    last_words = capfd.readouterr().err
+    assert why_ended(137, said=last_words).reason is Reason.OUT_OF_MEMORY
 
 
 def test_die_after_events_delivers_them_first() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headrace.config import Config
 from headrace.control.engine_spec import EngineSpec, of_applied
-from headrace.control.weights import Weights
+from headrace.control.weights import File, Weights
 from headrace.core.deployments import (
     AppliedVersion,
     Artifact,
@@ -36,7 +36,7 @@ class ModelSupplier:
         self._root = data / "models"
         self._store = open_store(data, config.models, note_removal=self._note_removal)
         self._templates: dict[str, str] = {}
-        self.weights = Weights(data / "models", self._fetch)
+        self.weights = Weights(data / "models", self._fetch, note_damage=self._note_damage)
         self._models = {model.name: model for model in models}
 
     def implicit(self) -> dict[str, AppliedVersion]:
@@ -61,6 +61,9 @@ class ModelSupplier:
 
     def _note_removal(self, gone: Gone) -> None:
         self._log.event("artifact.removed", sha256=gone.sha256, used_s=gone.used_s)
+
+    def _note_damage(self, file: File) -> None:
+        self._log.event("artifact.damaged", sha256=file.sha256, path=str(file.path))
 
     def _fetch(self, artifact: Artifact, progress: Progress) -> Path:
         if (text := self._templates.get(artifact.sha256)) is not None:

@@ -30,6 +30,7 @@ COMMANDS = {
     "models": ("models",),
     "contract": ("contract", "openapi"),
     "evaluate": ("eval",),
+    "drill": ("drill",),
     "db": ("db",),
     "engine": ("engine",),
 }

@@ -83,7 +83,9 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 def _revision(terms: RevisionTerms, engine: EngineKind) -> Iterator[str]:
     if engine in WITHOUT_WEIGHTS:
         for name in ("weights", "tokenizer", "template"):
-            if getattr(terms, name) is not None:
+            # The scripted engine reads no weights, but they are fetched and checked before it starts, as for any other.
+            may_have = name == "weights" and engine is EngineKind.SCRIPTED
+            if getattr(terms, name) is not None and not may_have:
                 yield f"`revision.{name}`: the engine {engine.value!r} takes none"
         if terms.source:
             yield f"`revision.source`: the engine {engine.value!r} takes none"

@@ -70,11 +70,19 @@ class Weights:
     Args:
         root: Of the model store.
         fetch: Brings an artifact here and says where it lies; blocking. None where nothing is fetched.
+        note_damage: Hears of each file that is not what it should be, on the thread that read it.
     """
 
-    def __init__(self, root: Path, fetch: Fetch | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        fetch: Fetch | None = None,
+        *,
+        note_damage: Callable[[File], None] = lambda _: None,
+    ) -> None:
         self._root = root
         self._fetch = fetch
+        self._note_damage = note_damage
 
     async def bring(
         self,
@@ -135,6 +143,7 @@ class Weights:
                     seen.write_text(stamp)
             else:
                 self._put_aside(file)
+                self._note_damage(file)
                 damaged.append(file)
         return damaged
 

@@ -14,6 +14,7 @@ class Kind(Enum):
 
     REFUSE = "refuse"
     DIE = "die"
+    OUT_OF_MEMORY = "out_of_memory"
     STALL = "stall"
     CUT = "cut"
     CLOSE = "close"
@@ -100,6 +101,10 @@ _EVENTS, _MS, _BYTES = ("EVENTS",), ("MS",), ("BYTES",)
 FAULTS: tuple[Fault, ...] = (
     Fault(Kind.REFUSE, "reset before any byte of the answer; no work is done"),
     Fault(Kind.DIE, "the process exits with 137: at the request, or after EVENTS events", numbers=_EVENTS),
+    Fault(
+        Kind.OUT_OF_MEMORY,
+        "the process exits with 137 at the request; its last words are that memory ran out",
+    ),
     Fault(
         Kind.STALL, "silence after EVENTS events, connection open; 0: no head", numbers=_EVENTS, required=1
     ),

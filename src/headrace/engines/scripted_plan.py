@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.engines.scripted_faults import Faults, Kind
 
+_OUT_OF_MEMORY = b"scripted: failed to allocate 1 TB: out of memory\n"
 _GARBAGE = b"SSH-2.0-scripted\r\n\x00\x01\x02\xff\xfe not HTTP\r\n"
 _HTML = b"<!doctype html><html><body><h1>Welcome</h1><p>This is not an API.</p></body></html>"
 _HOSTILE_MESSAGE = (
@@ -71,6 +72,7 @@ class Plan:
         ttft_s, itl_s: Instead of the engine's own pace, where not None.
         write_bytes_max: Cuts writes further; 0 leaves them whole.
         idle_close_s: Close the connection this long after the answer; None keeps it.
+        last_words: What a process that ends at its end writes into its log before.
     """
 
     writes: tuple[bytes, ...]
@@ -83,6 +85,7 @@ class Plan:
     itl_s: float | None = None
     write_bytes_max: int = 0
     idle_close_s: float | None = None
+    last_words: bytes = b""
 
 
 def response(status: int, content_type: str, body: bytes, *, extra: bytes = b"") -> bytes:
@@ -108,6 +111,8 @@ def spoilt(faults: Faults, *, is_stream: bool) -> Plan | None:
         return Plan((), Ending.RESET, needs_slot=False, is_fault=True)
     if faults.has(Kind.DIE) and faults.number(Kind.DIE) is None:
         return Plan((), Ending.EXIT, needs_slot=False, is_fault=True)
+    if faults.has(Kind.OUT_OF_MEMORY):
+        return Plan((), Ending.EXIT, needs_slot=False, is_fault=True, last_words=_OUT_OF_MEMORY)
     if faults.has(Kind.GARBAGE):
         return Plan((_GARBAGE,), Ending.CLOSE, needs_slot=False, is_fault=True)
     whole: bytes | None = None

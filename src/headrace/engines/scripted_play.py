@@ -23,6 +23,7 @@ from headrace.engines.scripted_question import Endpoint, Question, Traces
 
 OWNER = "headrace-scripted"
 KILLED_STATUS = 137
+_STANDARD_ERROR = 2
 
 
 class Client(Protocol):
@@ -397,6 +398,7 @@ class Execution:
         else:
             self._end("fault")
             if ending is Ending.EXIT:
+                os.write(_STANDARD_ERROR, self.plan.last_words)
                 os._exit(KILLED_STATUS)
             client.end(is_reset=ending is Ending.RESET)
 

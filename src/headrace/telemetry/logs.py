@@ -81,6 +81,11 @@ EVENTS: dict[str, Event] = {
         "The artifact that was unused for longest made room for another, within `models.disk_bytes_max`.",
         ("sha256", "used_s"),
     ),
+    "artifact.damaged": Event(
+        Level.ERROR,
+        "A file is not what its digest says. In the store it was put aside, into `models/quarantine`, and is fetched again.",
+        ("sha256", "path"),
+    ),
     "replica.starting": Event(
         Level.INFO, "A replica's process was launched.", (*_REPLICA, "pid", "port", "restarts")
     ),
