@@ -121,6 +121,16 @@ def test_whoever_waits_for_a_first_replica_is_seen_at_once() -> None:
     assert scaled.waiting_room == 6
 
 
+def test_a_replica_that_a_rollout_has_started_is_not_taken_away_by_a_decision_from_before() -> None:
+    """None was wanted a moment ago, because there was no load; now there is one, and it is new, not idle."""
+    driven = Driven(applied(msgspec.structs.replace(SCALE, min=0, idle_to_zero_s=60.0)))
+    assert driven.look().replicas == 0
+    driven.replicas = (replica(0, is_ready=False),)
+    assert driven.look(seconds=0.2).replicas == 1
+    driven.replicas = (replica(0),)
+    assert driven.look(seconds=0.2).replicas == 1
+
+
 def test_what_was_counted_before_the_first_look_is_no_burst() -> None:
     """A controller that comes back finds counters of days."""
     driven = Driven(applied(), replica(0))

@@ -100,20 +100,13 @@ def test_a_tail_above_the_promise_asks_for_more_and_for_no_more_than_twice() -> 
     )
 
 
-def test_without_any_target_there_are_as_few_as_keep_waits_short() -> None:
-    """Hardly anybody waits at all; and where a time to the first token is promised, for longer than a tenth of it."""
-    silent = Looks(setting(target=TargetTerms()), fleet(*ready(1), slots=10))
-    silent.look(30.0, in_flight=25)
-    promised = Looks(
-        setting(target=TargetTerms(), slo=SloTerms(ttft_p95_ms=20_000.0)), fleet(*ready(1), slots=10)
-    )
-    promised.look(30.0, in_flight=25)
-    assert needs_of(promised.last) == needs_of(silent.last), "how long requests take is not known yet"
-    promised.look(30.0, in_flight=25, arrived=20, ended=20, service_s=40.0)
-    patient, hasty = needs_of(promised.last)[Signal.INFLIGHT], needs_of(silent.last)[Signal.INFLIGHT]
-    assert patient is not None
-    assert hasty is not None
-    assert 2.5 < patient < hasty < 4.0
+def test_without_any_target_there_are_as_few_as_let_hardly_anybody_wait() -> None:
+    """By Erlang's formula: of 4 at once one in a hundred waits for one of 11 slots, of 100 for one of 125."""
+    agreed = setting(target=TargetTerms())
+    few = Looks(agreed, fleet(*ready(1), slots=10)).look(30.0, in_flight=4)
+    many = Looks(agreed, fleet(*ready(1), slots=10)).look(30.0, in_flight=100)
+    assert needs_of(few)[Signal.INFLIGHT] == pytest.approx(1.0, abs=0.1)
+    assert needs_of(many)[Signal.INFLIGHT] == pytest.approx(12.5, abs=0.2)
 
 
 def test_when_slots_are_full_arrivals_say_how_many_there_would_be() -> None:

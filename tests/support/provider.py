@@ -132,7 +132,10 @@ class Provider:
 
     def log_lines(self) -> list[dict[str, Any]]:
         """The JSON log so far."""
-        return [json.loads(line) for line in (self.data / "logs" / "headrace.log").read_text().splitlines()]
+        text = (self.data / "logs" / "headrace.log").read_text()
+        return [
+            json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()
+        ]  # one may be half written
 
     @property
     def resident_bytes(self) -> int:

@@ -59,10 +59,15 @@ class Kept(msgspec.Struct, frozen=True):
     wall_s: float
 
 
+_Present = tuple[tuple[ReplicaId, bool, bool], ...]
+"""Which replicas there are: whether they are ready, and whether they drain."""
+
+
 class _Look(NamedTuple):
     """The last look at a target, by this process."""
 
     at_s: float
+    replicas: _Present
     load: TargetLoad | None
     load_s: float
     state: ScaleState
@@ -79,7 +84,8 @@ class ScaleByLoad:
         decided: Told of each look: what was decided, and whether it is recorded.
         forgotten: Gets the key of a target that is gone.
         first_wait_max_s: How long a request may wait for a deployment without replicas.
-        tick_s: Between two looks at a target; a first request for one without replicas is seen at once.
+        tick_s: Between two looks at a target. A first request for one without replicas is seen at once, and so are replicas that
+            come and go: a rollout starts some too, which a decision from before would take away again.
     """
 
     def __init__(
@@ -99,10 +105,12 @@ class ScaleByLoad:
         self._looks: dict[str, _Look] = {}
 
     def scale(self, target: TargetSeen, kept: str, *, now_s: float, wall_s: float) -> Scaled:
-        """By the load since the last look; the same again where that is too short ago."""
+        """By the load since the last look; the same again where that is too short ago, and nothing is new."""
         key = target.applied.key
         last = self._looks.get(key)
-        if last is not None and now_s - last.at_s < self._tick_s and not _is_awaited(target):
+        present = tuple((each.id, each.ready_s is not None, each.is_draining) for each in target.replicas)
+        is_new = last is None or last.replicas != present or _is_awaited(target)
+        if last is not None and not is_new and now_s - last.at_s < self._tick_s:
             return msgspec.structs.replace(last.scaled, decisions=(), is_news=False)
         state = _remembered(kept, now_s=now_s, wall_s=wall_s) if last is None else last.state
         inputs = Inputs(
@@ -128,7 +136,7 @@ class ScaleByLoad:
             summary=summary(decision, inputs.fleet),
         )
         self._looks[key] = _Look(
-            now_s, target.load, target.load_s, state, scaled, decision,
+            now_s, present, target.load, target.load_s, state, scaled, decision,
             decision if is_news or last is None else last.recorded,
         )  # fmt: skip
         return scaled

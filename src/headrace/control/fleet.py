@@ -13,8 +13,6 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from headrace.control.engine_spec import EngineSpec
 from headrace.control.launchers import Launcher
 from headrace.control.launches import Adopted, Launches
@@ -45,8 +43,6 @@ from headrace.stores.database import DatabaseUnavailable
 from headrace.stores.fleet import Change, DeploymentRow, FleetStore, ReplicaRow, lowest_free
 
 LOOK_EVERY_S = 0.1
-# Without news of the load, autoscalers are asked this often.
-SCALE_EVERY_S = 1.0
 # States that only count time are stored this often; what a crash takes of them is made up for by the next look.
 KEEP_EVERY_S = 10.0
 AGAIN_S = 1.0
@@ -144,7 +140,6 @@ class Fleet:
         self._kept_scales: dict[TargetId, str] = {}
         self._steered: dict[str, Steering] = {}
         self._scaled: dict[TargetId, Scaled] = {}
-        self._asked: dict[TargetId, tuple[float, float]] = {}
         self._stored_s = float("-inf")
         self._error = ""
         self._has_looked = False
@@ -297,10 +292,6 @@ class Fleet:
     def _size(self, target: TargetSeen, now_s: float, wall_s: float) -> Scaled:
         key = target.applied.name, target.applied.version
         known = self._scaled.get(key)
-        load_s, asked_s = self._asked.get(key, (0.0, 0.0))
-        if known is not None and load_s == self._sight.load_s and now_s - asked_s < SCALE_EVERY_S:
-            return msgspec.structs.replace(known, decisions=(), is_news=False)
-        self._asked[key] = self._sight.load_s, now_s
         kept = self._kept_scales.get(key, "") if known is None else known.kept
         return self._autoscaler.scale(target, kept, now_s=now_s, wall_s=wall_s)
 

@@ -113,7 +113,9 @@ def decide(
     else:
         course = _Course(needs.proposals, len(counted.wanted), Reason.NO_DATA)
         course.through((course.replicas, Guard.NO_DATA))
-    course.through(guards.bound(course.replicas, scale), Reason.BOUNDS)
+    # That somebody waits is the reason, also where there may be no more than one.
+    bounds = course.reason if course.reason is Reason.FROM_ZERO else Reason.BOUNDS
+    course.through(guards.bound(course.replicas, scale), bounds)
     allowance = replica_spend.allowance(
         state.spend,
         setting.budget,

@@ -18,11 +18,9 @@ from headrace.policies.autoscale_memory import BUCKET_S, SETTLE_S, ScaleState
 from headrace.policies.autoscale_signals import FleetView, Window, tail_s, window
 from headrace.policies.forecast import Forecast, Predictor, forecast
 
-# Without a target of its own, so few requests may wait for a slot: longer than a tenth of the promised time to the first
-# token, most of which is for prompts, its own and those in front of it; or at all, where nothing is promised.
-LATE_SHARE = 0.01
-WAITING_SHARE = 0.05
-WAIT_SHARE_OF_TTFT = 0.1
+# Without a target of its own, so few requests may have to wait for a slot. What is promised to the first token is not spent on
+# waiting: it is for prompts, their own and those in front of them, of which engines don't say how long they take.
+WAITING_SHARE = 0.01
 # A pressure asks for at most so many times what is ready: how it answers to replicas is only guessed.
 PRESSURE_MAX = 2.0
 COLD_START_UNKNOWN_S = 60.0
@@ -136,7 +134,7 @@ def _loads(
     found = []
     if not _goes_by_others(target):
         work = None if seen is None else _work(seen, state.requests.mean_service_s, fleet, is_burst=is_burst)
-        need = None if work is None else _replicas_for(work, state, setting, fleet)
+        need = None if work is None else _replicas_for(work, target.inflight, fleet.slots)
         found.append(Proposal(Signal.INFLIGHT, need, work))
     if target.requests_per_s:
         rate = None if seen is None else seen.arrivals_per_s
@@ -157,15 +155,9 @@ def _is_idle(seen: Window) -> bool:
     return seen.arrivals_per_s == seen.in_flight == seen.queued == 0.0
 
 
-def _replicas_for(work: float, state: ScaleState, setting: Setting, fleet: FleetView) -> float:
-    """For so many requests at once: so many to each replica where that was agreed, else as few as keep waits short."""
-    if inflight := setting.scale.target.inflight:
-        return work / inflight
-    ttft_ms, service_s = setting.slo.ttft_p95_ms, state.requests.mean_service_s
-    if not ttft_ms or not service_s:
-        return staffing.slots_for(work, wait_in_services=0.0, share=WAITING_SHARE) / fleet.slots
-    wait_s = WAIT_SHARE_OF_TTFT * ttft_ms / 1000
-    return staffing.slots_for(work, wait_in_services=wait_s / service_s, share=LATE_SHARE) / fleet.slots
+def _replicas_for(work: float, inflight: float, slots: int) -> float:
+    """For so many requests at once: so many to each replica where that was agreed, else as few as let hardly anybody wait."""
+    return work / inflight if inflight else staffing.slots_for(work, waiting_share=WAITING_SHARE) / slots
 
 
 def _work(seen: Window, service_s: float | None, fleet: FleetView, *, is_burst: bool) -> float:
