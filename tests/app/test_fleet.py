@@ -4,6 +4,7 @@ import os
 import signal
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_an_engine_that_nobody_knows_is_ended(tmp_path: Path) -> None:
 
 def test_a_replica_is_ended_only_when_its_last_request_is(tmp_path: Path) -> None:
     """T57: streams go on while their replica drains; only what outlasts `lifecycle.drain_s` is cut."""
-    slow = {"answer": "one two three", "ttft_ms": 50, "itl_ms": 400}
+    slow: dict[str, Any] = {"answer": "one two three", "ttft_ms": 50, "itl_ms": 400}
     with fleet(data=tmp_path) as running:
         running.apply(**slow)
         running.until_ready("chat@v1")

@@ -16,7 +16,7 @@ from tests.support.provider import wait_until
 
 pytestmark = pytest.mark.slow
 
-ROLLOUT = {
+ROLLOUT: dict[str, Any] = {
     "steps": [{"weight": 20, "min_requests": 40}, {"weight": 50, "min_requests": 60}],
     "interval_s": 0.5,
     "keep_previous_s": 0,

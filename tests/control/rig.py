@@ -89,8 +89,8 @@ class Record:
 async def reconciling(
     record: Record, *, engines: Any = (), upstreams: Any = (), launcher: Any = None, **limits: Any
 ) -> AsyncIterator[Reconciler]:
-    """A reconciler at work, cancelled and waited for at the end."""
-    with launching(launcher) as started:
+    """A reconciler at work, cancelled and waited for at the end; without `launcher` it has nothing to launch."""
+    with launching(launcher or Engines(Path("/nowhere"))) as started:
         reconciler = Reconciler(
             engines,
             upstreams,
@@ -120,11 +120,8 @@ class Engines:
 
 
 @contextlib.contextmanager
-def launching(engines: Engines | None) -> Iterator[Launcher | None]:
+def launching(engines: Engines) -> Iterator[Launcher]:
     """A launcher under a lifeline of its own, which ends with the test."""
-    if engines is None:
-        yield None
-        return
     lifeline = Lifeline()
     try:
         yield Launcher(

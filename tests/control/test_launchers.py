@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,9 @@ async def listening(handle: EngineHandle) -> EngineHandle:
     return handle
 
 
-def run(directory: Path, scenario: Callable[[Launcher], Awaitable[None]]) -> None:
+def run(directory: Path, scenario: Callable[[Launcher], Coroutine[Any, Any, None]]) -> None:
     """On the loop that the service uses; fails if anything is left."""
     with launching(Engines(directory)) as launcher:
-        assert launcher is not None
         uvloop.run(scenario(launcher))
     until(lambda: not engines_of(directory))
 

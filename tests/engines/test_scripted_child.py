@@ -43,7 +43,10 @@ def ask(port: int, method: str, path: str, *, key: str = KEY, **fields: Any) -> 
         connection.close()
 
 
-PING = {"model": "chat", "messages": [{"role": "user", "content": "what is the capital of France?"}]}
+PING: dict[str, Any] = {
+    "model": "chat",
+    "messages": [{"role": "user", "content": "what is the capital of France?"}],
+}
 
 
 def test_it_reports_listens_asks_for_its_key_and_ends_with_its_input() -> None:

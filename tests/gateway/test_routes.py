@@ -185,6 +185,11 @@ def test_what_has_failed_or_was_cut_short_is_logged_with_its_revision(rig: Route
     assert wait_until(told, what="the line of its failure") == [("attempt.failed", "sha256:2")]
 
 
+def wait_for_more(answers: list[Exchange], count: int) -> None:
+    wanted = len(answers) + count
+    wait_until(lambda: len(answers) >= wanted, what=f"{count} more answers")
+
+
 def test_under_load_and_changing_weights_no_request_is_lost(rig: RoutedRig) -> None:
     """T56: up, down, and away, while the canary fails a third of what it gets."""
     rig.engines[1].set_faults("error:500@1/3")
@@ -202,8 +207,7 @@ def test_under_load_and_changing_weights_no_request_is_lost(rig: RoutedRig) -> N
         caller.start()
     for weight in (0.1, 0.5, 1.0, 0.0, 0.5):
         rig.route(1.0 - weight, weight)
-        wanted = len(answers) + 20
-        wait_until(lambda wanted=wanted: len(answers) >= wanted, what="twenty more answers")
+        wait_for_more(answers, 20)
     rig.withdraw(2)
     rig.route(1.0, 0.0)
     stop.set()

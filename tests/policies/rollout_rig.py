@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -306,6 +307,6 @@ class Fleet:
                 self.replicas.append(Replica(number, self.now_s))
 
 
-def fleet(candidate: Version, *, replicas: int = 2, **kind: object) -> Fleet:
+def fleet(candidate: Version, *, replicas: int = 2, **kind: Any) -> Fleet:
     """Version 1 serves with so many replicas, and version 2 behaves like that."""
     return Fleet({1: Version(), 2: candidate}, **kind).serving(1, replicas)

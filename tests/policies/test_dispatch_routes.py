@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ ROUTE = {"chat": Route((Arm(V1, PPM // 2), Arm(V2, PPM // 2)))}
 ACCEPTED_ALONE = {"chat": Route((Arm(V1, PPM),))}
 
 
-def target(version: int, *replicas: Replica, **fields: object) -> Deployment:
+def target(version: int, *replicas: Replica, **fields: Any) -> Deployment:
     return replace(
         Deployment("chat", "chat", frozenset(), f"sha256:{version}", replicas, version=version), **fields
     )
@@ -38,13 +39,13 @@ def dispatcher(
     return made
 
 
-def ticket(key: str = V2, *, is_pinned: bool = False, **fields: object) -> Ticket:
-    made = dispatch_rig.ticket(**fields)  # type: ignore[arg-type]
+def ticket(key: str = V2, *, is_pinned: bool = False, **fields: Any) -> Ticket:
+    made = dispatch_rig.ticket(**fields)
     made.target, made.is_pinned = key, is_pinned
     return made
 
 
-def waiting_on(one: Dispatcher, key: str, **fields: object) -> Ticket:
+def waiting_on(one: Dispatcher, key: str, **fields: Any) -> Ticket:
     """One that waits behind a full replica of that target."""
     made = ticket(key, **fields)
     assert not come(one, made, now_s=0.0)

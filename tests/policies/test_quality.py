@@ -90,9 +90,11 @@ RUN = GateRun(
 
 def report(verdict: Verdict | None) -> bytes:
     share = Interval(0.9, 0.8, 0.95)
-    found = [ModelFound(model, ("sha256:1",), Tally(9, 1), share) for model in ("chat@v4", "chat@v3")]
+    candidate, accepted = (
+        ModelFound(model, ("sha256:1",), Tally(9, 1), share) for model in ("chat@v4", "chat@v3")
+    )
     used = SetUsed("mine", SetKind.ACCEPTANCE, 1, "sha256:2", 10)
-    return msgspec.json.encode(QualityReport(verdict, "nine of ten", used, *found))
+    return msgspec.json.encode(QualityReport(verdict, "nine of ten", used, candidate, accepted))
 
 
 def test_the_command_asks_for_what_is_wanted_and_for_nothing_else() -> None:

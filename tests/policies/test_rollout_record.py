@@ -66,6 +66,7 @@ def test_time_and_counts_alone_are_no_news() -> None:
     world.state = RolloutState(accepted=2, answered=2)
     world.want(2)
     trial, _ = obey(Said("chat", world.state, Command.REHEARSE, 1, terms()))
+    assert trial.rehearsal is not None
     older = msgspec.structs.replace(trial, rehearsal=msgspec.structs.replace(trial.rehearsal, age_s=9.0))
     assert not rollout_record.is_news(trial, older)
     assert rollout_record.is_news(world.state, trial)

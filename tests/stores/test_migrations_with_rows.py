@@ -41,6 +41,7 @@ ROWS = {
     "deployment_version": "(name, version, file_text, spec, lock, digest, actor, applied_s, template_text)"
     " VALUES ('chat', 1, 'f', '{}', '{}', 'sha256:1', 'cli:me', 1.5, 't'), ('bare', 1, 'f', '{}', '{}', '', 'a', 1.5, '')",
     "deployment_wanted": "(number, name, version, reason, actor, at_s) VALUES (1, 'chat', 1, 'apply', 'cli:me', 1.5)",
+    "rollout_word": "(number, name, command, version, actor, at_s) VALUES (1, 'chat', 'promote', 1, 'cli:me', 1.5)",
     "controller_lease": "(\"only\", epoch, holder, taken_s, generation) VALUES (1, 1, 'x', 1.5, 1)",
     "replica": "(id, deployment, version, generation, token, is_draining, decided_s, failures, epoch)"
     " VALUES ('chat-0', 'chat', 1, 1, 't', 0, 1.5, 0, 1)",

@@ -9,7 +9,7 @@ from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError
 from headrace.core.prices import Item
 from headrace.core.tenant import TenantLimits
-from headrace.stores import mirror, moving, opening, schema, sqlite, tenants
+from headrace.stores import fleet_tables, mirror, moving, opening, schema, sqlite, tenants
 from headrace.stores.ledger import Ledger
 from headrace.stores.mirror import Mirror
 from headrace.stores.moving import MOVED
@@ -88,7 +88,8 @@ def test_every_row_of_every_table_is_there_as_it_was(rig: Rig) -> None:
 def test_every_table_is_moved_or_is_each_databases_own(rig: Rig) -> None:
     tables = rig.central.rows("SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = 'public'")
     own = {"migration", "installation", "mirror", "outbox", "shipping", "gateway", "engine_count"}
-    assert {name for (name,) in tables} == {*MOVED, *own}
+    of_this_machine = {"deployment_version", "deployment_wanted", "rollout_word", *fleet_tables.TABLES}
+    assert {name for (name,) in tables} == {*MOVED, *own, *of_this_machine}
 
 
 def test_a_database_that_holds_something_gets_nothing(rig: Rig) -> None:

@@ -34,7 +34,7 @@ AT_ONCE = {
     "keep_previous_s": 0,
     "gate": [{"metric": "failure_rate", "max": 1.0, "dry_run": True}],
 }
-NO_LIMITS = {"requests_per_minute": 10_000_000, "requests_burst": 1_000_000}
+NO_LIMITS: dict[str, int] = {"requests_per_minute": 10_000_000, "requests_burst": 1_000_000}
 
 
 def deployment(name: str = NAME, **sections: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ class Fleet:
 
     def __init__(self, service: Provider, folder: Path) -> None:
         self.service = service
-        self.key = service.key(**NO_LIMITS)
+        self.key = service.key("demo", **NO_LIMITS)
         self._folder = folder
         self._killed: int | None = None
 
