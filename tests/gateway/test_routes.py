@@ -34,6 +34,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[RoutedRig]:
         config=f"[server]\nworkers = {request.param}\n",
         slots=8,
     ) as made:
+        made.set_prices()
         yield made
 
 
@@ -243,7 +244,6 @@ def test_the_counts_of_all_planes_and_of_metrics_are_those_of_the_callers(rig: R
 
 def test_we_ourselves_may_ask_for_a_revision_that_callers_can_not(rig: RoutedRig) -> None:
     """Before a canary gets anybody's requests, and one that is kept warm. It costs nothing, and is recorded all the same."""
-    rig.set_prices()
     key = (rig.provider.data / "run" / "system.key").read_text()
     wait_until(lambda: rig.record(ask(rig)).price_version, what="the prices to be in force")
     answer = ask(rig, key=key)

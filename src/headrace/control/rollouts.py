@@ -281,10 +281,10 @@ def _version_seen(target: TargetSeen, scaled: Scaled | None, fresh: Sample) -> V
     )
 
 
-def _slot_cost(target: TargetSeen) -> float:
-    """What a slot costs in an hour; 0 where nobody says what a replica costs."""
+def _slot_cost(target: TargetSeen) -> int:
+    """What a slot costs in an hour, in 1e-12 of the currency; 0 where nobody says what a replica costs."""
     slots = max((each.slots for each in target.replicas), default=1)
-    return target.applied.spec.budget.replica_hour_pico / max(1, slots)
+    return target.applied.spec.budget.replica_hour_pico // max(1, slots)
 
 
 def _refusal(seen: DeploymentSeen, state: RolloutState) -> str:
