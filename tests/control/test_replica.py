@@ -152,6 +152,23 @@ def test_an_engine_that_ran_out_of_memory_for_real_is_known_by_its_last_words(tm
 
 
 @pytest.mark.slow
+def test_one_that_says_that_it_cant_load_and_lives_on_is_ended(tmp_path: Path) -> None:
+    """It has its time to end by itself, and no more."""
+    said = '{"state": "failed", "pid": 1, "reason": "no such layer"}'
+
+    def command(asked: Asked, port: int, key: str) -> Command:
+        return Command(("sh", "-c", f"echo '{said}'; exec sleep 600"))
+
+    async def scenario() -> None:
+        kinds = {"scripted": Kind("scripted", "scripted", command, speaks_reports=True)}
+        async with living(scripted(), tmp_path, kinds=kinds) as life:
+            status = await life.failed()
+            assert (status.code, status.reason) == ("load_failed", "failed to load: no such layer")
+
+    run(scenario)
+
+
+@pytest.mark.slow
 def test_a_crash_loop_is_told_and_a_single_crash_is_not(tmp_path: Path) -> None:
     terms = LifecycleTerms(restarts_max=3)
 

@@ -34,6 +34,7 @@ from headrace.policies.replica_life import (
 
 DEFAULT_RETRY_AFTER_S = 5.0
 DEATH_NOTICE_S = 0.2
+LAST_WORDS_S = 5.0
 FETCH_LOOK_S = 0.1
 # llama.cpp matches the whole vocabulary against every alternative of a grammar, on the thread that generates for all: a
 # thousand of them held up all streams for seconds.
@@ -285,17 +286,18 @@ class EngineReplica:
             service = tasks.create_task(self._serve(engine, took))
             await asyncio.wait({ended, service}, return_when=asyncio.FIRST_COMPLETED)
             self._withdraw(Event.END if ended.done() else Event.WITHDRAW)
-            # A process that dies closes its sockets first: what failed on them is not the reason then.
-            await asyncio.wait({ended}, timeout=DEATH_NOTICE_S)
+            # A process that dies closes its sockets first: what failed on them is not the reason then. And one that has said
+            # that it can't load is given the time to end by itself.
+            is_ending = service.done() and service.result() is None
+            await asyncio.wait({ended}, timeout=LAST_WORDS_S if is_ending else DEATH_NOTICE_S)
             has_ended = ended.done()
             for task in (ended, service):
                 task.cancel()
         found = None if service.cancelled() else service.result()
-        if has_ended:
-            status = await engine.wait()
-            return self._why_ended(engine, status) if found is None or status != 0 else found
-        assert found is not None, "only the end of the process leaves the reason open"
-        return found
+        if found is not None and not has_ended:
+            return found
+        status = await engine.wait() if has_ended else None
+        return self._why_ended(engine, status) if found is None or status != 0 else found
 
     def _why_ended(self, engine: EngineHandle, status: int | None) -> Ending:
         state = engine.state
