@@ -2,11 +2,15 @@
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fleet import NAME, Fleet, fleet
+from tests.support.fleet import NAME, Fleet, deployment, fleet
+from tests.support.models import shared_root, shared_store
 from tests.support.provider import wait_until
 
 pytestmark = pytest.mark.slow
@@ -91,3 +95,49 @@ def test_where_the_day_could_not_be_paid_nothing_more_is_started_and_the_reason_
         assert busy.statuses == {"200"}, busy.outcomes
         assert running.ready() == ["chat@v1"]
         assert len(running.engines()) == 1
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_real_engines_come_and_go_with_the_load_and_no_answer_is_lost(tmp_path: Path) -> None:
+    """The embedded engine and a real model: one, two, one, under load all the time."""
+    shared_store()
+    (tmp_path / "models").symlink_to(shared_root())
+    config = '[engine]\nchat_model = ""\nembedding_model = ""\n'
+    text = deployment(
+        args={"slots": 2, "context_tokens": 512, "threads": 1}, scale=QUICK | {"target": {"inflight": 1}}
+    ).replace('"scripted"', '"embedded"').replace(
+        "[revision.args]", '[revision]\nweights = { uri = "smollm2-135m-instruct" }\n[revision.args]'
+    )  # fmt: skip
+    with fleet(config=config, data=tmp_path) as running:
+        running.apply_file(text)
+        wait_until(lambda: running.ready() == ["chat@v1"], limit_s=180, what="a first replica")
+        with asking(running, 4) as busy:
+            wait_until(lambda: running.ready() == ["chat@v1"] * 2, limit_s=180, what="a second replica")
+        with asking(running, 1, pause_s=0.5) as calm:
+            wait_until(lambda: len(running.replicas()) == 1, limit_s=180, what="one replica")
+        assert set(busy) == set(calm) == {200}, (busy, calm)
+        assert len(running.engines()) == 1
+
+
+@contextmanager
+def asking(running: Fleet, count: int, *, pause_s: float = 0.0) -> Iterator[Counter[int]]:
+    """So many callers that ask for short answers all the time; how they ended."""
+    ended: Counter[int] = Counter()
+    stop, lock = threading.Event(), threading.Lock()
+
+    def ask() -> None:
+        while not stop.wait(pause_s):
+            status, _ = running.ask(max_tokens=24)
+            with lock:
+                ended[status] += 1
+
+    callers = [threading.Thread(target=ask) for _ in range(count)]
+    for caller in callers:
+        caller.start()
+    try:
+        yield ended
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join(120)
