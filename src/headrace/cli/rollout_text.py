@@ -9,7 +9,7 @@ from headrace.core.fleet import target_key
 
 Json = dict[str, Any]
 
-_WAITS = {
+WAITS = {
     "replicas": "its replicas to be ready",
     "old_replicas": "the old replicas to end",
     "acceptance_run": "its acceptance set",
@@ -64,7 +64,7 @@ def _progress(name: str, row: Json) -> Iterator[str]:
     place = row["stage"] if row["step"] is None else f"step {row['step']} of {row['steps']}"
     held = ", held" if row["is_held"] else ""
     yield f"  {target_key(name, row['candidate'])} by {row['strategy']}: {place}{held}, {row['age_s']} s after its begin"
-    waits: str = _WAITS[row["waits_for"]]
+    waits: str = WAITS[row["waits_for"]]
     if row["waits_for"] == "requests" and row["requests_needed"]:
         waits += f": {row['requests']} of {row['requests_needed']} have ended"
     yield f"  waits for {waits}"

@@ -64,8 +64,8 @@ class _Return(NamedTuple):
 
 
 class GatedRollouts:
-    """A `Rollouts`. State, all of it the loop's: `_loads`, each target's load at the last look; `_returns`, names whose
-    wanted version is being set back.
+    """A `Rollouts`. State, all of it the loop's: `_loads`, each target's load at the last look, None before its first request;
+    `_began_s`, when it first looked; `_returns`, names whose wanted version is being set back.
 
     Args:
         applied: A version of a deployment; None where there is none.
@@ -84,7 +84,8 @@ class GatedRollouts:
         self._acceptance = AcceptanceRuns(run_acceptance)
         self._want = want
         self._observed = observed
-        self._loads: dict[tuple[str, int], TargetLoad] = {}
+        self._loads: dict[tuple[str, int], TargetLoad | None] = {}
+        self._began_s: float | None = None
         self._returns: dict[str, _Return] = {}
         self._must_return = asyncio.Event()
 
@@ -183,7 +184,8 @@ class GatedRollouts:
             versions[version] = _version_seen(target, scaled.get(version), fresh)
             if state.rollout is not None and version == state.rollout.candidate:
                 pairs = compared
-        heard_s = max((target.load_s for target in seen.targets.values()), default=0.0)
+        self._began_s = now_s if self._began_s is None else self._began_s
+        heard_s = max([self._began_s, *(target.load_s for target in seen.targets.values())])
         return Seen(
             versions=versions,
             refusal=_refusal(seen, state),
@@ -194,12 +196,15 @@ class GatedRollouts:
         )
 
     def _fresh(self, name: str, version: int, target: TargetSeen) -> tuple[Sample, Pairs]:
-        """What it did since the last look. The first look at a target that was there before is its beginning."""
+        """What it did since the last look. Of what a target did before this controller looked at it nothing is known."""
+        key = name, version
         if target.load is None:
+            if target.load_s:
+                self._loads[key] = None  # it has done nothing yet
             return EMPTY, Pairs()
-        earlier = self._loads.get((name, version))
-        self._loads[name, version] = target.load
-        if earlier is None or earlier is target.load:
+        earlier, is_known = self._loads.get(key), key in self._loads
+        self._loads[key] = target.load
+        if not is_known or earlier is target.load:
             return EMPTY, Pairs()
         load = target.load.since(earlier)
         return sample_of(load), pairs_of(load)
