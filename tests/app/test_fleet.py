@@ -11,6 +11,7 @@ import pytest
 from tests.control.rig import is_running
 from tests.support.fleet import fleet
 from tests.support.provider import wait_until
+from tests.support.scripted import scripted_engine
 from tests.support.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.slow
@@ -181,3 +182,36 @@ def test_a_deployment_without_work_ends_and_its_next_request_waits_for_one_start
         assert callers.statuses == {"200"}, callers.outcomes
         assert len(running.engines()) == 1
         assert running.service.metric("headrace_replica_restarts_total") == before
+
+
+REMOTE = """api = "v1"
+[deployment]
+name = "far"
+engine = "remote"
+[revision]
+urls = [{urls}]
+[rollout]
+strategy = "recreate"
+gate = [{{ metric = "failure_rate", max = 1.0, dry_run = true }}]
+"""
+
+
+def test_servers_that_others_run_are_a_deployment_too() -> None:
+    """One replica for each of them, also after the controller was killed; a server that goes is taken out and comes back."""
+    with (
+        scripted_engine(models=("theirs",)) as one,
+        scripted_engine(models=("theirs",)) as two,
+        fleet() as running,
+    ):
+        running.apply_file(REMOTE.format(urls=f'"{one.url}", "{two.url}"'))
+        running.until_ready("far@v1", "far@v1", name="far")
+        with running.callers(model="far") as callers:
+            killed = running.kill_controller()
+            running.until_kept(not_by=killed)
+            assert running.ready("far") == ["far@v1", "far@v1"]
+            two.kill()
+            wait_until(lambda: running.ready("far") == ["far@v1"], what="its absence")
+        assert callers.statuses == {"200"}, callers.outcomes
+        running.remove("far")
+        wait_until(lambda: running.ask("far")[0] == 404, what="the name to be forgotten")
+        assert is_running(one.pid)

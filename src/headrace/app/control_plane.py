@@ -14,7 +14,7 @@ from headrace.app.acceptance import AcceptanceChild
 from headrace.app.replica_news import ReplicaNews
 from headrace.app.rollout_news import RolloutNews
 from headrace.app.scale_news import ScaleNews
-from headrace.app.supplier import ModelSupplier
+from headrace.app.supplier import ModelSupplier, server_of
 from headrace.config import Config, resolve_secret
 from headrace.control.autoscaler import ScaleByLoad
 from headrace.control.cold_starts import ColdStarts
@@ -24,8 +24,10 @@ from headrace.control.fleet import Before, Fleet
 from headrace.control.launchers import Launcher
 from headrace.control.launches import Adopted, Launches
 from headrace.control.lease import sole_controller
+from headrace.control.lives import Kept
 from headrace.control.offers import Offers
 from headrace.control.reconciler import Reconciler, refuse_twins
+from headrace.control.remote import RemoteReplica
 from headrace.control.replica import EngineReplica
 from headrace.control.rollouts import GatedRollouts
 from headrace.control.status import ColdStart, ReplicaStatus
@@ -33,8 +35,8 @@ from headrace.control.upstreams import UNPINNED, Remembered
 from headrace.control.upstreams import Upstream as UpstreamServer
 from headrace.control.wanted import WantedVersions
 from headrace.core.clock import Clock
-from headrace.core.deployments import AppliedVersion
-from headrace.core.fleet import FleetSnapshot
+from headrace.core.deployments import AppliedVersion, EngineKind
+from headrace.core.fleet import Deployment, FleetSnapshot
 from headrace.core.ids import ReplicaId
 from headrace.core.isolation import CacheIsolation
 from headrace.core.load import PlaneLoad
@@ -83,6 +85,7 @@ class ControlPlane:
     ) -> None:
         self._data = data
         self._publish = publish
+        self._found = found
         self._changed = changed
         self._log = log
         self._clock = clock
@@ -203,8 +206,19 @@ class ControlPlane:
         *,
         launches: Launches,
         adopted: Adopted | None,
+        before: Deployment | None,
         changed: Callable[[ReplicaStatus], None],
-    ) -> EngineReplica:
+    ) -> Kept:
+        if spec.engine == EngineKind.REMOTE:
+            return RemoteReplica(
+                spec,
+                server_of(spec),
+                id=id,
+                launches=launches,
+                before=before,
+                changed=changed,
+                found=self._found,
+            )
         return EngineReplica(
             spec,
             id=id,

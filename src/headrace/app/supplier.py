@@ -1,10 +1,13 @@
 """How does a version become something that can be started? What headrace.toml names is here; the rest is fetched by its digest."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from headrace.config import Config
+from headrace.config import Config, resolve_secret
 from headrace.control.engine_spec import EngineSpec, of_applied
+from headrace.control.remote import REMOTE_SLOTS
+from headrace.control.upstreams import Upstream
 from headrace.control.weights import File, Weights
 from headrace.core.deployments import (
     AppliedVersion,
@@ -22,6 +25,17 @@ from headrace.stores.collection import Gone
 from headrace.stores.downloads import Progress
 from headrace.stores.registry import StoredModel, open_store
 from headrace.telemetry.logs import Log
+
+
+def server_of(spec: EngineSpec) -> Upstream:
+    """The server that others run for that replica. Raises ConfigError for a key that isn't there."""
+    key = spec.api_key
+    return Upstream(
+        spec.url,
+        spec.slots,
+        f"Bearer {resolve_secret(key, key='revision.api_key')}" if key else "",
+        location=spec.location,
+    )
 
 
 class ModelSupplier:
@@ -47,6 +61,8 @@ class ModelSupplier:
         """What is to run; its files are fetched by each replica. Raises ConfigError."""
         if applied.version == 0:
             return self._engine_spec(self._models[applied.name])
+        if applied.revision.engine is EngineKind.REMOTE:
+            return self._remote(applied)
         if applied.revision.engine not in KINDS:
             raise ConfigError(f"engine {applied.revision.engine}: nothing here starts it")
         if (template := applied.revision.template) is not None:
@@ -58,6 +74,28 @@ class ModelSupplier:
             slots=engine.slots,
             context_tokens=engine.context_tokens,
         )
+
+    def _remote(self, applied: AppliedVersion) -> EngineSpec:
+        """Raises ConfigError for a URL that can't be served, or a key that isn't there."""
+        args = applied.revision.args
+        spec = EngineSpec(
+            deployment=applied.name,
+            model_path=None,
+            model_sha256="",
+            task=applied.revision.task,
+            slots=args.slots or REMOTE_SLOTS,
+            context_tokens=args.context_tokens or 0,
+            threads=0,
+            location=applied.spec.deployment.location or self._config.server.location,
+            engine=applied.revision.engine,
+            version=applied.version,
+            digest=applied.revision.digest,
+            args=args,
+            api_key=applied.spec.revision.api_key,
+        )
+        for url in applied.revision.urls:
+            server_of(replace(spec, url=url)).address()
+        return spec
 
     def _note_removal(self, gone: Gone) -> None:
         self._log.event("artifact.removed", sha256=gone.sha256, used_s=gone.used_s)

@@ -36,6 +36,7 @@ class EngineSpec:
         artifacts: What is fetched before it starts, by what it is for (core.deployments.Revision.artifacts).
         program: Of an engine that is a command, where it isn't found by its usual name.
         terms: How long each stage of its life may take.
+        url, api_key: Of a server that others run, for engine "remote"; the key by reference.
     """
 
     deployment: str
@@ -53,6 +54,8 @@ class EngineSpec:
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     program: str = ""
     terms: LifecycleTerms = field(default_factory=LifecycleTerms)
+    url: str = ""
+    api_key: str = ""
 
     def revision(self) -> str:
         """Digest of everything that makes this engine's answers; equal specs on equal software have equal ones."""

@@ -11,14 +11,14 @@ has a request on it any more, or its time for that is over, its engine is ended.
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from headrace.control.engine_spec import EngineSpec
 from headrace.control.launchers import Launcher
 from headrace.control.launches import Adopted, Launches
-from headrace.control.lives import Life, StoredLaunches
+from headrace.control.lives import Kept, Life, StoredLaunches
 from headrace.control.offers import Offers, offered_before, offers_of
-from headrace.control.replica import EngineReplica
 from headrace.control.sight import Sight
 from headrace.control.status import ColdStart, ReplicaStatus
 from headrace.control.steering import (
@@ -35,7 +35,7 @@ from headrace.control.wanted import WantedVersions
 from headrace.core.clock import Clock
 from headrace.core.deployments import AppliedVersion
 from headrace.core.errors import HeadraceError
-from headrace.core.fleet import FleetSnapshot, target_key
+from headrace.core.fleet import Deployment, FleetSnapshot, target_key
 from headrace.core.ids import ReplicaId
 from headrace.core.load import PlaneLoad
 from headrace.policies.replica_plan import Plan, Present, plan
@@ -60,8 +60,9 @@ class MakesReplicas(Protocol):
         *,
         launches: Launches,
         adopted: Adopted | None,
+        before: Deployment | None,
         changed: Callable[[ReplicaStatus], None],
-    ) -> EngineReplica: ...
+    ) -> Kept: ...
 
 
 class Before(NamedTuple):
@@ -198,6 +199,7 @@ class Fleet:
         self._kept = self._store.deployments()
         self._kept_scales = self._store.scales()
         gone = Change()
+        running: list[tuple[Life, Adopted | None]] = []
         for row in self._store.replicas():
             applied = self._wanted.version(row.deployment, row.version)
             adopted = None if self._before.is_first or applied is None else await self._adopt(row)
@@ -206,8 +208,10 @@ class Fleet:
                 continue
             # The clock of an earlier boot may be ahead.
             life = self._hold(row._replace(decided_s=min(row.decided_s, self._clock.now_s())), applied)
-            if adopted is not None:
-                await self._go_on(life, adopted)
+            if adopted is not None or (applied.revision.urls and not self._before.is_first):
+                running.append((life, adopted))
+        for life, adopted in running:
+            await self._go_on(life, adopted)
         if gone:
             self._store.write(gone)
         for held in await asyncio.to_thread(self._launcher.inventory):
@@ -221,18 +225,18 @@ class Fleet:
         offered = offered_before(self._before.snapshot, row.id, row.generation)
         return Adopted(engine, offered, self._before.statuses.get(row.id))
 
-    async def _go_on(self, life: Life, adopted: Adopted) -> None:
+    async def _go_on(self, life: Life, adopted: Adopted | None) -> None:
         try:
             spec = await self._supplies.now(life.applied)
-        except (
-            HeadraceError
-        ):  # what can't be described can't be offered; the next look asks again, and launches it anew
-            adopted.engine.let_go()
+        except HeadraceError:  # the next look asks again, and launches it anew
+            if adopted is not None:
+                adopted.engine.let_go()
             return
         self._start(life, spec, adopted)
-        if adopted.offered is not None:
+        is_offered = offered_before(self._before.snapshot, life.id, life.row.generation) is not None
+        if is_offered:
             life.ready_s = self._clock.now_s()
-        if adopted.offered is not None or life.row.is_draining:
+        if is_offered or life.row.is_draining:
             life.offered = life.row.generation
 
     async def _fence(self, replica: ReplicaId) -> None:
@@ -364,8 +368,11 @@ class Fleet:
             if life.row.version == version and not life.row.is_draining
         ]
         bounds = None if steering is None else steering.replicas.get(version)
-        if bounds is None or scaled is None or self._wanted.version(name, version) is None:
+        applied = self._wanted.version(name, version)
+        if bounds is None or scaled is None or applied is None:
             return plan(mine, 0)
+        if urls := applied.revision.urls:  # as many as there are servers, however much there is to do
+            return plan(mine, 0 if bounds.most == 0 else len(urls))
         # An autoscaler that hasn't seen a replica yet, because a rollout wanted it meanwhile, has nothing against it.
         has_seen = all(each.decided_s <= scaled.looked_s for each in mine)
         wished = scaled.replicas if has_seen else max(scaled.replicas, len(mine))
@@ -434,8 +441,18 @@ class Fleet:
                 self._started(life.applied, status.cold_start)
 
         life.problem = ""
+        if urls := life.applied.revision.urls:
+            peers = sorted(
+                each.id for each in self._lives_of(life.row.deployment) if each.row.version == spec.version
+            )
+            spec = replace(spec, url=urls[peers.index(life.id) % len(urls)])
         life.engine = self._make(
-            spec, life.id, launches=StoredLaunches(self._store, life), adopted=adopted, changed=changed
+            spec,
+            life.id,
+            launches=StoredLaunches(self._store, life),
+            adopted=adopted,
+            before=offered_before(self._before.snapshot, life.id, life.row.generation),
+            changed=changed,
         )
         life.engine.leave()
         life.task = self._tasks.create_task(life.engine.run(), name=f"replica {life.id}")

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
-from headrace.control.replica import EngineReplica
 from headrace.control.status import ReplicaStatus
 from headrace.control.steering import ReplicaSeen
 from headrace.core.clock import Clock
 from headrace.core.deployments import AppliedVersion
-from headrace.core.fleet import Replica, ReplicaState
+from headrace.core.fleet import Deployment, Replica, ReplicaState
 from headrace.core.ids import ReplicaId
 from headrace.core.load import PlaneLoad
 from headrace.stores.database import DatabaseUnavailable
@@ -17,6 +17,31 @@ from headrace.stores.fleet import FleetStore, ReplicaRow
 
 # Ready for so long, it has left what it failed of before behind it.
 STEADY_S = 60.0
+
+
+class Kept(Protocol):
+    """What keeps one replica: an engine of ours, or a watch of a server that others run."""
+
+    @property
+    def slots(self) -> int: ...
+
+    def status(self) -> ReplicaStatus: ...
+
+    def deployment(self) -> Deployment:
+        """What is offered, with this replica alone, or without it while it isn't ready."""
+        ...
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        ...
+
+    def leave(self) -> None:
+        """When it is cancelled, what runs goes on."""
+        ...
+
+    def end(self) -> None:
+        """The same with its end after all."""
+        ...
 
 
 class Life:
@@ -33,7 +58,7 @@ class Life:
     ) -> None:
         self.row = row
         self.applied = applied
-        self.engine: EngineReplica | None = None
+        self.engine: Kept | None = None
         self.task: asyncio.Task[None] | None = None
         self.problem = ""
         self.failures = row.failures

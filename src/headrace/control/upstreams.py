@@ -131,8 +131,7 @@ class UpstreamWatch:
         remembered: Mapping[ReplicaId, Remembered],
     ) -> None:
         self.address = upstream.address()
-        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
-        self.id = ReplicaId(f"{host}:{self.address.port}{self.address.path_prefix}")
+        self.id = self.id_of(self.address)
         self._upstream = upstream
         self._limits = limits
         self._changed = changed
@@ -147,6 +146,12 @@ class UpstreamWatch:
         if (known := remembered.get(self.id)) is not None:
             self._models, self._state, self._reason = known.models, known.state, known.reason
             self._generation, self._has_ended = known.generation, known.has_ended
+
+    @staticmethod
+    def id_of(address: probes.Address) -> ReplicaId:
+        """What a server is known by."""
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        return ReplicaId(f"{host}:{address.port}{address.path_prefix}")
 
     def remember(self) -> Remembered:
         return Remembered(self._models, self._state, self._reason, self._generation, self._has_ended)
