@@ -119,7 +119,7 @@ def test_a_contract_of_nobodys_model_or_tenant_is_an_error_that_says_so(edge: Ed
         (("scripted", "--tenant", "nobody"), "nobody"),
     ):
         done = edge.service.cli("contract", *arguments, check=False)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert said in done.stderr
 
 

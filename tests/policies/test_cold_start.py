@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.policies.cold_start import STARTS_MAX, ColdStart, Figures, figures, quantile
+from headrace.policies.cold_start import STARTS_MAX, ColdStart, Figures, figures
+from headrace.policies.quantiles import nearest_rank
 
 TOTALS = st.lists(st.floats(0.1, 1e4), min_size=1, max_size=40)
 
@@ -87,6 +88,6 @@ def test_whoever_waits_as_told_finds_it_ready_in_most_of_the_cases_that_were_see
 
 @given(values=TOTALS, share=st.floats(0.01, 1.0))
 def test_a_quantile_is_a_value_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
-    value = quantile(values, share)
+    value = nearest_rank(values, share)
     assert value in values
     assert sum(each <= value for each in values) >= share * len(values) - 1e-6

@@ -1,6 +1,7 @@
 """May this request be paid for? What it may use at most is reserved before any work, and settled by its record."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -86,7 +87,7 @@ class Reservation(Generic[Source]):
         self.question: object = None
 
 
-class Reservations(Generic[Source]):
+class Reservations(ABC, Generic[Source]):
     """What all requests in progress have reserved, and the sink of their records, which settle it.
 
     State: `_by_request`; `_keys`, the budgets of each tenant that has any: for all others a request pays one look-up.
@@ -207,20 +208,21 @@ class Reservations(Generic[Source]):
         """Requests in progress that have reserved something."""
         return len(self._by_request)
 
+    @abstractmethod
     async def open(self, limits: Limits, *, revision: int) -> None:
         """Prepares for quotas that will be in force; returns soon, if possible once what was spent of them is known."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take(
         self, held: Reservation[Source], key: BudgetKey, amount: int, request: InferenceRequest
     ) -> Source:
         """Reserves the amount of one budget. Raises QuotaExhausted or QuotaUnavailable."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _settle(self, source: Source, amount: int, *, spent: int) -> int:
         """What was reserved is free, but for what was spent, as far as it was reserved: that is returned."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _record(
         self,
         usage: UsageRecord,
@@ -228,10 +230,9 @@ class Reservations(Generic[Source]):
         settled: Sequence[tuple[Source, int]],
     ) -> None:
         """Hands on the record of a request, and what it has spent of what it had reserved."""
-        raise NotImplementedError
 
-    def _left(self, key: BudgetKey, wall_s: float) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _left(self, key: BudgetKey, wall_s: float) -> int: ...
 
     def _report(self, usage: UsageRecord, over: list[BudgetKey], *, reserved: Amounts, used: Amounts) -> None:
         """An engine has generated more than it was asked for, or read more than there was."""

@@ -5,6 +5,7 @@ than ANSWER_LIMIT_S; while the authority is silent, everything stays as it is he
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -45,7 +46,7 @@ class Waiters:
                 self._signals.remove(signal)
 
 
-class Stock:
+class Stock(ABC):
     """Our pieces of one pool: `held`, of which we may `keep` so many while others wait for them.
 
     Attributes:
@@ -69,14 +70,14 @@ class Stock:
     def usable(self) -> int:
         return min(self.held, self.keep) if self.is_hungry else self.held
 
-    def in_use(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def in_use(self) -> int: ...
 
     def wish(self) -> int:
         """How many more we have a use for."""
         return len(self.waiters)
 
-    def changed(self, lent: Sequence[LentSlot]) -> None:
+    def changed(self, lent: Sequence[LentSlot]) -> None:  # noqa: B027 -- most stocks only count
         """`usable` is another number; `lent` are the new pieces, where it matters which."""
 
     def withdraw(self, count: int) -> list[LentSlot]:

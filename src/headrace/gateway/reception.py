@@ -4,6 +4,7 @@ Callbacks run for each read of the answer. Three ways to receive: relay the even
 answer, or take a whole answer as it is.
 """
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
 from headrace.core.clock import Clock
@@ -21,7 +22,7 @@ WHOLE_BYTES_MAX = 32 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 
 
-class Reception:
+class Reception(ABC):
     """What all three share: the replica's errors, and the end. Owner of its connection while the exchange lasts.
 
     What only few answers change is an attribute of the class first, so that it costs the others nothing.
@@ -71,9 +72,9 @@ class Reception:
             self._request, self._replica, self._delivery, sent_s=sent_s, itl=self._itl, clock=self._clock
         )
 
+    @abstractmethod
     def usage(self) -> TokenUsage:
         """What was used so far, by the stated precedence."""
-        raise NotImplementedError
 
     def end(self, outcome: AttemptOutcome) -> None:
         """The last word; a second one does nothing."""
@@ -114,8 +115,8 @@ class Reception:
         if status != 200:
             self.retry_after_s = http1.retry_after_s(header(headers, b"retry-after"))
 
-    def data(self, data: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def data(self, data: bytes) -> None: ...
 
     def ended(self) -> None:
         # It is in the pool again, and may serve another attempt before this one is closed.
@@ -142,9 +143,9 @@ class Reception:
 
     # What the three do differently.
 
+    @abstractmethod
     def _end_answer(self) -> None:
         """The message of an answer with status 200 has ended."""
-        raise NotImplementedError
 
     def _lose_answer(self) -> None:
         """The connection ended inside the message."""

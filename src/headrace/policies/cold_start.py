@@ -1,10 +1,11 @@
 """How long until a replica that is started now answers? What earlier starts took, by stage, and what that says of this one."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+
+from headrace.policies.quantiles import nearest_rank
 
 # Older starts say less: disks, caches and models change.
 STARTS_MAX = 20
@@ -57,17 +58,17 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def p50_s(self) -> float:
-        return quantile(self.totals_s, 0.5)
+        return nearest_rank(self.totals_s, 0.5)
 
     @property
     def p95_s(self) -> float:
-        return quantile(self.totals_s, 0.95)
+        return nearest_rank(self.totals_s, 0.95)
 
     def left_s(self, elapsed_s: float) -> float:
         """How long a start that has taken that long will still take, so that nine of ten callers who come back then find it
         ready: by those that took longer."""
         longer = [total_s - elapsed_s for total_s in self.totals_s if total_s > elapsed_s]
-        left_s = quantile(longer, 0.9) if longer else _LONGER_SHARE * elapsed_s
+        left_s = nearest_rank(longer, 0.9) if longer else _LONGER_SHARE * elapsed_s
         return max(_LEFT_MIN_S, left_s)
 
 
@@ -95,15 +96,5 @@ def _figures(starts: Sequence[ColdStart], *, is_like: bool) -> Figures:
     stages = []
     for name in starts[-1].stages:
         took_s = sorted(start.stages[name] for start in starts if name in start.stages)
-        stages.append(Stage(name, quantile(took_s, 0.5), quantile(took_s, 0.95)))
+        stages.append(Stage(name, nearest_rank(took_s, 0.5), nearest_rank(took_s, 0.95)))
     return Figures(tuple(sorted(start.total_s for start in starts)), tuple(stages), is_like)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest of them that at least that share doesn't exceed.
-
-    Args:
-        values: At least one; any order.
-    """
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.policies.quantiles import nearest_rank
+
 # Fewer values than this say nothing about a trend.
 POINTS_MIN = 5
 # The trend must win by more than chance: it is the one that can start replicas for nothing.
@@ -76,7 +78,8 @@ def forecast(
     for other in replays[1:]:
         if other.loss is not None and best.loss is not None and other.loss < best.loss * (1.0 - GAIN_MIN):
             best = other
-    return Forecast(best.load, _quantile(best.shortfalls, covered), best.predictor, best.loss)
+    shortfall = nearest_rank(best.shortfalls, covered) if best.shortfalls else 0.0
+    return Forecast(best.load, shortfall, best.predictor, best.loss)
 
 
 class _Replay(NamedTuple):
@@ -137,10 +140,3 @@ def _kalman(known: Sequence[float], steps: int) -> Iterator[float]:
 
 
 _PREDICTIONS = {Predictor.CONSTANT: _constant, Predictor.KALMAN: _kalman}
-
-
-def _quantile(values: list[float], share: float) -> float:
-    """The smallest of them that at least that share doesn't exceed; 0.0 of none."""
-    if not values:
-        return 0.0
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

@@ -71,6 +71,15 @@ class Histogram(msgspec.Struct, frozen=True):
         return low * math.exp(way * math.log(high / low))
 
 
+def nearest_rank(values: Sequence[float], share: float) -> float:
+    """The smallest of them that at least that share doesn't exceed.
+
+    Args:
+        values: At least one; any order.
+    """
+    return sorted(values)[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
+
+
 def interval(values: Ordered, quantile: float, *, alpha: float) -> Interval:
     """A quantile, with the bounds that these many values can bear; `alpha` is one-sided."""
     n = values.size
