@@ -11,6 +11,7 @@ from typing import Any
 from headrace.control.engine_spec import EngineSpec
 from headrace.control.engine_watch import EngineLimits
 from headrace.control.launchers import Launcher
+from headrace.control.launches import Adopted
 from headrace.control.replica import EngineReplica
 from headrace.control.status import ColdStart, ReplicaStatus
 from headrace.control.weights import Weights
@@ -102,6 +103,7 @@ async def living(
     limits: EngineLimits | None = None,
     restarts: Restarts = AT_ONCE,
     weights: Weights | None = None,
+    adopted: Adopted | None = None,
     kinds: dict[str, Kind] = KINDS,
 ) -> AsyncIterator[Life]:
     """A replica that is retired at the end, with nothing of it left."""
@@ -111,6 +113,7 @@ async def living(
         replica = EngineReplica(
             spec,
             weights=weights,
+            adopted=adopted,
             launcher=launcher,
             clock=SystemClock(),
             chance=random.Random(1),

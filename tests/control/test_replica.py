@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.control.engine_watch import EngineLimits
+from headrace.control.launches import Adopted
 from headrace.core.deployment_terms import LifecycleTerms, ReadyTerms
 from headrace.core.fleet import Task
 from headrace.engines.kinds import KINDS
@@ -269,6 +270,28 @@ def test_a_controller_that_ends_leaves_what_serves(tmp_path: Path) -> None:
             (held,) = life.launcher.inventory()
             assert held.is_running
             await life.launcher.fence(held.replica)
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_one_that_is_adopted_while_it_is_out_has_started_when_it_started(tmp_path: Path) -> None:
+    """E3, E6: what it takes to come back, hours later perhaps, is no cold start that callers are told to wait for."""
+
+    async def scenario() -> None:
+        async with living(scripted(fault="health_down@3-10000"), tmp_path) as life:
+            await eventually(lambda: life.offers)
+            await eventually(lambda: not life.offers)
+            await life.cancelled()
+            before = life.replica.status()
+            (held,) = life.launcher.inventory()
+            engine = await life.launcher.adopt(held.replica, held.token)
+            assert engine is not None
+            async with living(scripted(), tmp_path, adopted=Adopted(engine, None, before)) as later:
+                await eventually(lambda: later.offers)
+                now = later.replica.status()
+            assert (now.cold_start, now.ready_s) == (before.cold_start, before.ready_s)
+            assert (now.pid, now.generation) == (before.pid, before.generation)
 
     run(scenario)
 

@@ -321,13 +321,15 @@ class EngineReplica:
             self._cold_start, self._gauges = status.cold_start, status.gauges
             self._restarted, self._reason = status.restarts, status.reason
             self._short_lives, self._since_s = status.failures, status.since_s
+            self._ready_s, self._has_been_ready = status.ready_s, status.ready_s is not None
         if adopted.offered is not None:
             (self._replica,) = adopted.offered.replicas
             self._model = adopted.offered.upstream_model
             self._context_tokens = adopted.offered.context_tokens
             self._vocabulary_tokens = adopted.offered.vocabulary_tokens
             self._created_s = adopted.offered.created_s
-            self._ready_s = self._clock.now_s() if status is None else status.ready_s
+            if self._ready_s is None:
+                self._ready_s = self._clock.now_s()
             self._has_been_ready = True
             self._state = ReplicaState.READY
 
@@ -341,12 +343,13 @@ class EngineReplica:
             return found
         state = engine.state
         assert state is not None
-        self._cold_start = replace(
-            took,
-            launch_s=found.loading_s - state.launched_s,
-            load_s=found.listening_s - found.loading_s,
-            warm_s=self._clock.now_s() - found.listening_s,
-        )
+        if not self._has_been_ready:  # one that was ejected and adopted has started long ago
+            self._cold_start = replace(
+                took,
+                launch_s=found.loading_s - state.launched_s,
+                load_s=found.listening_s - found.loading_s,
+                warm_s=self._clock.now_s() - found.listening_s,
+            )
         self._admit(found)
         return await self._watch(found.address)
 
@@ -399,7 +402,8 @@ class EngineReplica:
             location=self.spec.location,
             slow_start_s=self.spec.terms.slow_start_s if self.spec.version else None,
         )
-        self._ready_s = self._clock.now_s()
+        if not self._has_been_ready:
+            self._ready_s = self._clock.now_s()
         self._has_been_ready = True
         self._become(Event.ANSWER)
 
