@@ -28,7 +28,7 @@ GATES = [
 ]
 QUALITY = {"metric": "quality:words", "min_delta": -0.15}
 LIFECYCLE = {"ready": {"timeout_s": 2}, "start_timeout_s": 3, "start_stall_s": 2, "restarts_max": 2}
-PACE = {"ttft_ms": 20, "slots": 8}
+PACE: dict[str, Any] = {"ttft_ms": 20, "slots": 8}
 LIMIT_S = 180.0
 HEADINGS = (
     "version", "ended", "by", "requests", "failed", "by the candidate", "checks", "after the minimum", "last to it (s)",
@@ -116,10 +116,11 @@ def _measure(kind: Kind, arguments: argparse.Namespace) -> dict[str, Any]:
     with fleet() as running:
         words(running.service, right=["good", "better"])
         first = {**sections, "rollout": {**rollout, "gate": GATES}}
-        running.apply(sections=first, **{**PACE, "answer": "good"})
+        running.apply(sections=first, answer="good", **PACE)
         running.until_answered("good")
         with _load(running, arguments.callers) as seen:
-            running.apply(sections=sections, **{**PACE, **kind.args})
+            args: dict[str, Any] = {**PACE, **kind.args}
+            running.apply(sections=sections, **args)
             decisions = _until(lambda: _ended(running, 2))
             time.sleep(2.0)
     return _found(kind, seen, decisions)
