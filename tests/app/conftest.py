@@ -15,6 +15,7 @@ from headrace.config import Config
 from headrace.control.api import AdminServer
 from headrace.core.clock import ManualClock
 from headrace.core.roles import Role
+from headrace.policies.reloading import Reloaded
 from headrace.stores import sqlite
 from headrace.stores.prices import PriceStore
 from headrace.stores.tenants import TenantStore
@@ -87,6 +88,9 @@ def port(tmp_path: Path) -> Iterator[Port]:
     prices.close()
 
 
+NOTHING_RELOADED = Reloaded(1, (), (), (), [], 0, False, True, 0.0)
+
+
 def serving(store: TenantStore, prices: PriceStore, data: Path, clock: ManualClock) -> AdminServer:
     """Not started yet."""
     return AdminServer(
@@ -98,7 +102,14 @@ def serving(store: TenantStore, prices: PriceStore, data: Path, clock: ManualClo
         heartbeat=lambda: 0.0,
         log=Log(io.StringIO(), clock),
         routes=admin.routes(
-            store, prices, Config(), data, ask_use=lambda limits: {}, ask_deployments=dict, clock=clock
+            store,
+            prices,
+            Config,
+            data,
+            ask_use=lambda limits: {},
+            ask_deployments=dict,
+            ask_reload=lambda actor: NOTHING_RELOADED,
+            clock=clock,
         ),
         find=admin.finder(store),
     )

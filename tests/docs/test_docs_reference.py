@@ -17,6 +17,7 @@ from headrace.config import deployment_rules, deployments
 from headrace.config.text import struct_in
 from headrace.core import errors
 from headrace.core.deployments import DeploymentSpec, EngineKind
+from headrace.policies.reloading import effect_of
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -47,6 +48,11 @@ def configuration_keys(kind: type[msgspec.Struct], prefix: str = "") -> Iterator
 def test_configuration_lists_every_key_with_its_default() -> None:
     documented = [(row[0], row[1]) for row in table_rows("configuration.md")]
     assert documented == list(configuration_keys(config.Config))
+
+
+def test_configuration_says_of_every_key_whether_a_reload_puts_it_in_force() -> None:
+    documented = {row[0]: row[2] for row in table_rows("configuration.md")}
+    assert documented == {key: effect_of(key).value for key, _ in configuration_keys(config.Config)}
 
 
 def test_configuration_example_is_accepted_and_is_the_default() -> None:

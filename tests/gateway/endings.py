@@ -196,7 +196,7 @@ def check_answer(
     names = header_names(answer)
     expected = {"content-type", "x-request-id"}
     if has_account:
-        expected.add("x-headrace-model-revision")
+        expected |= {"x-headrace-model-revision", "x-headrace-config-version"}
     if closes or not way.keeps:
         expected.add("connection")
         assert b"\r\nconnection: close\r\n" in answer.head + b"\r\n"

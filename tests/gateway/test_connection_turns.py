@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from headrace.app.gateway_parts import request_rules
+from headrace.config import Config
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.core.ids import RequestId
@@ -56,7 +58,7 @@ class Owner:
         self.replica = Signal()
 
     def screen(self, head: RequestHead, caller: Caller) -> Screened:
-        return Screened(head, LIVEZ, None, 0, float("inf"))
+        return Screened(head, LIVEZ, None, 0, float("inf"), request_rules(Config(), 1))
 
     def still_holds(self, screened: Screened) -> bool:
         return True

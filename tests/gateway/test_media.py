@@ -17,7 +17,8 @@ import pytest
 from headrace.core.clock import SystemClock
 from headrace.core.errors import DeadlineExceeded, HeadraceError, InvalidRequest
 from headrace.core.request import Endpoint
-from headrace.gateway.media import MediaFetcher, MediaRules
+from headrace.gateway.media import MediaFetcher
+from headrace.gateway.rules import MediaRules
 from headrace.protocols import openai
 from tests.gateway.plain_server import MODEL, PlainServer, plain_server
 from tests.gateway.rig import CHAT, Rig, error_of, read_answer, rig
@@ -329,11 +330,11 @@ def fetched(url: str, answers: list[list[str]], *, in_s: float = 10.0) -> tuple[
 
     async def run() -> object:
         rules = MediaRules(True, 100_000, 5.0, 2, 4, (ipaddress.ip_network(f"{PUBLIC}/32"),))
-        fetcher = MediaFetcher(rules, clock=SystemClock(), resolve=resolve)
+        fetcher = MediaFetcher(rules.fetches_max, clock=SystemClock(), resolve=resolve)
         async with asyncio.TaskGroup() as tasks:
             fetcher.open(tasks)
             try:
-                return await fetcher.inline(parsed(url), deadline_s=SystemClock().now_s() + in_s)
+                return await fetcher.inline(parsed(url), rules=rules, deadline_s=SystemClock().now_s() + in_s)
             except HeadraceError as error:
                 return error
 

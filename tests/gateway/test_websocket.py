@@ -28,7 +28,10 @@ def test_each_event_of_the_stream_is_one_message(solo: Rig, path: str, fields: d
     with dial(solo.provider.port, solo.key, path=path) as connection:
         told = ask(connection, **fields)
     assert told.events == streamed.payloads[:-1]
-    assert told.opening["headers"] == {"x-headrace-model-revision": "unpinned"}
+    assert told.opening["headers"] == {
+        "x-headrace-model-revision": "unpinned",
+        "x-headrace-config-version": "1",
+    }
     assert told.end == {"object": "headrace.done", "request_id": told.opening["request_id"]}
     assert len(told.texts) == len(streamed.payloads) + 1
 

@@ -208,7 +208,7 @@ def test_the_places_of_the_queue_can_change_at_any_time() -> None:
     come(one, ticket(), now_s=0.0)
     with pytest.raises(Saturated):
         come(one, ticket(), now_s=0.0)
-    one.set_queue_bounds(bounds(length_max=1))
+    one.set_rules(bounds(length_max=1), RULES, is_adaptive=True)
     assert not come(one, ticket(), now_s=0.0)
     assert one.queue("chat", now_s=0.0).length == 1
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.app import contracts, tenant_use
+from headrace.app import contracts, reloading, tenant_use
 from headrace.app.contracts import AskDeployments
 from headrace.app.deployments_api import DeploymentsApi
 from headrace.app.rollouts_api import RolloutsApi
@@ -13,6 +13,7 @@ from headrace.control.admin_routes import AdminRoute, Caller
 from headrace.control.identity_api import IdentityApi
 from headrace.control.money_api import MoneyApi
 from headrace.core.clock import Clock
+from headrace.policies.reloading import Reloaded
 from headrace.stores.prices import PriceStore
 from headrace.stores.tenants import TenantStore
 
@@ -20,21 +21,27 @@ from headrace.stores.tenants import TenantStore
 def routes(
     store: TenantStore,
     prices: PriceStore,
-    config: Config,
+    config: Callable[[], Config],
     data: Path,
     *,
     ask_use: AskUse,
     ask_deployments: AskDeployments,
+    ask_reload: Callable[[str], Reloaded],
     clock: Clock,
 ) -> tuple[AdminRoute, ...]:
-    """All but those that every admin port has. `ask_use` and `ask_deployments` wait for the service's loop."""
+    """All but those that every admin port has. What begins with `ask` waits for the service's loop.
+
+    Args:
+        config: What is in force now.
+    """
     return (
         *IdentityApi(store, clock=clock).routes(),
         *MoneyApi(data, clock=clock).routes(),
         *DeploymentsApi(data, config, clock=clock).routes(),
         *RolloutsApi(data, clock=clock).routes(),
-        tenant_use.route(store, config.tenant_defaults, ask=ask_use, clock=clock),
+        tenant_use.route(store, lambda: config().tenant_defaults, ask=ask_use, clock=clock),
         contracts.route(store, prices, config, ask=ask_deployments, clock=clock),
+        reloading.route(ask_reload),
     )
 
 

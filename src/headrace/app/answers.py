@@ -9,7 +9,7 @@ from headrace.core.errors import Saturated
 from headrace.core.ids import TenantId
 from headrace.core.leases import WorkerId
 from headrace.core.outcome import Reason
-from headrace.gateway.idempotency import PARAM, RETRY_AFTER_S, KeptAnswer
+from headrace.gateway.idempotency import PARAM, RETRY_AFTER_S, AnswerBounds, KeptAnswer, set_bounds
 from headrace.gateway.leases import ANSWER_LIMIT_S
 from headrace.policies.idempotency import IdempotencyTable, Known
 from headrace.protocols.frames import FRAME_BYTES_MAX
@@ -95,6 +95,10 @@ class SharedAnswers:
     def tick(self, *, now_s: float) -> None:
         """Nothing is kept here."""
 
+    def go_by(self, bounds: AnswerBounds, *, now_s: float) -> None:
+        """All else is up to the service."""
+        self.answer_bytes_max = min(bounds.answer_bytes_max, SHARED_ANSWER_BYTES_MAX)
+
     def received(self, message: wire.Begun) -> None:
         """The service has answered a question."""
         self._is_silent = False
@@ -119,6 +123,10 @@ class AnswerDesk:
     def forget(self, tenant: TenantId) -> None:
         """A worker has heard that the tenant is gone."""
         self._table.forget(tenant)
+
+    def go_by(self, bounds: AnswerBounds) -> None:
+        """Other bounds from now on."""
+        set_bounds(self._table, bounds, now_s=self._clock.now_s())
 
     def tick(self) -> None:
         """Called a few times a second."""

@@ -21,7 +21,7 @@ AskDeployments = Callable[[], Mapping[str, Deployment]]
 
 
 def route(
-    store: TenantStore, prices: PriceStore, config: Config, *, ask: AskDeployments, clock: Clock
+    store: TenantStore, prices: PriceStore, config: Callable[[], Config], *, ask: AskDeployments, clock: Clock
 ) -> AdminRoute:
     """Where an operator asks. `ask` waits for the service's loop."""
 
@@ -32,9 +32,9 @@ def route(
         deployment = ask().get(model)
         if deployment is None:
             raise ModelNotFound.of(model)
-        caller = None if tenant is None else _caller(store, tenant, config)
+        caller = None if tenant is None else _caller(store, tenant, config())
         price = prices.book().find(tenant or EVERY_TENANT, model, wall_s=clock.wall_s())
-        return reply(contract(deployment, service_terms(config), caller=caller, price=price))
+        return reply(contract(deployment, service_terms(config()), caller=caller, price=price))
 
     return AdminRoute(
         "GET", "/admin/v1/contract", Role.VIEWER, answer, query=("model", "tenant"), turn=Turn.GATEWAY

@@ -110,6 +110,7 @@ class ControlPlane:
         self._store: FleetStore  # these two as soon as nobody else acts
         self._cold_starts: ColdStarts
         self._is_settled = False
+        self._is_switching = False
         self.epoch = 0
         self.problem = ""
         self._reconciler = Reconciler(
@@ -165,6 +166,29 @@ class ControlPlane:
                 clock=self._clock,
             )
             await self._run_both(self._fleet)
+
+    async def reconfigure(self, config: Config) -> list[str]:
+        """Upstreams as that configuration has them. What is offered then is in `snapshot` and is not published by itself: whoever
+        asked puts it in force together with the rest. Returns the upstreams that have not answered yet.
+
+        Raises ConfigError for a secret that isn't there, or a file that can't be read; then all stays as it was.
+        """
+        change = self._reconciler.change(_upstreams(config))
+        await change.answered()
+        self._is_switching = True
+        try:
+            for status in change.switch():
+                self._news.forget(status)
+            self._refresh()
+        finally:
+            self._is_switching = False
+        self._changed()
+        return change.silent()
+
+    @property
+    def snapshot(self) -> FleetSnapshot:
+        """What is offered."""
+        return self._snapshot
 
     async def _run_both(self, fleet: Fleet) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -271,7 +295,8 @@ class ControlPlane:
         routes = self._offers.routes
         if (deployments, routes) != (self._snapshot.deployments, self._snapshot.routes):
             self._snapshot = FleetSnapshot(self._snapshot.version + 1, deployments, routes)
-            self._publish(self._snapshot)
+            if not self._is_switching:
+                self._publish(self._snapshot)
             self._changed()
         return self._snapshot.version
 

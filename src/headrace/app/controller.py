@@ -47,6 +47,9 @@ class Controller:
         self._gone = asyncio.Event()
         self._link: ControllerLink
         self._plane: ControlPlane | None = None
+        self._asked: asyncio.Queue[wire.Reconfigure] = (
+            asyncio.Queue()
+        )  # one at a time, by who waits for the answer
         self._is_report_due = False
 
     async def run(self, end: socket.socket) -> int:
@@ -95,6 +98,7 @@ class Controller:
                 running = [
                     tasks.create_task(plane.run(), name="control"),
                     tasks.create_task(self._report_regularly(log), name="reports"),
+                    tasks.create_task(self._reconfigure(plane), name="configuration"),
                 ]
                 await self._stop.wait()
                 for task in running:
@@ -122,12 +126,24 @@ class Controller:
             case wire.Load(load):
                 if self._plane is not None:
                     self._plane.loaded(load)
+            case wire.Reconfigure():
+                self._asked.put_nowait(message)
             case wire.Stop():
                 if self._plane is not None:
                     self._plane.end()
                 self._end()
             case _:
                 assert_never(message)
+
+    async def _reconfigure(self, plane: ControlPlane) -> None:
+        while True:
+            asked = await self._asked.get()
+            silent, problem = [], ""
+            try:
+                silent = await plane.reconfigure(asked.config)
+            except ConfigError as error:  # a file that the service could read, and that has changed since
+                problem = error.message
+            self._link.send(wire.Reconfigured(asked.version, plane.snapshot, silent, problem))
 
     def _changed(self) -> None:
         """Reported once for all changes of one turn of the loop."""

@@ -62,6 +62,16 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=65):
     problem: str
 
 
+class Reconfigured(msgspec.Struct, frozen=True, array_like=True, tag=66):
+    """Up: upstreams are as that version of the configuration has them. `silent` are those that have not answered yet, `problem` says
+    why all stays as it was."""
+
+    version: int
+    snapshot: FleetSnapshot
+    silent: list[str]
+    problem: str
+
+
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=70):
     """Down: what to keep true; and what an earlier controller has published, which is in force, and has reported."""
 
@@ -86,8 +96,15 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=71):
     """Down: the service ends: end every engine, then yourself."""
 
 
-Up = Hello | Refused | Published | Found | Tell | Report | Line
-Down = Start | Load | Stop
+class Reconfigure(msgspec.Struct, frozen=True, array_like=True, tag=73):
+    """Down: another version of the configuration."""
+
+    version: int
+    config: Config
+
+
+Up = Hello | Refused | Published | Found | Tell | Report | Reconfigured | Line
+Down = Start | Load | Reconfigure | Stop
 
 ControllerLink = pair.Link[Up | Down]
 

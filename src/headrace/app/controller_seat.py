@@ -99,6 +99,7 @@ class ControllerSeat:
         self._problem = ""
         self._lifeline = Lifeline()
         self._is_first = True
+        self._reconfigured: Callable[[wire.Reconfigured], None] = lambda message: None
         self.first_report = asyncio.Event()
 
     @property
@@ -113,6 +114,27 @@ class ControllerSeat:
     def rows(self) -> list[dict[str, Any]]:
         """Every deployment that the controller keeps, as it was last reported."""
         return self._rows
+
+    def reconfigure(self, config: Config, version: int, *, done: Callable[[wire.Reconfigured], None]) -> bool:
+        """Another version of the configuration. `done` is called in the turn in which the controller says what is offered by it.
+
+        False: nobody is there who could say; the next controller begins with it.
+        """
+        self._config = config
+        self._reconfigured = done
+        if self._link is None or not self._is_up:
+            return False
+        self._link.send(wire.Reconfigure(version, config))
+        return True
+
+    def keep(self, config: Config) -> None:
+        """The next controller begins with that one: the controller can't go by another."""
+        self._config = config
+
+    @property
+    def snapshot(self) -> FleetSnapshot:
+        """What is offered, as it was published last."""
+        return self._snapshot
 
     def loaded(self, load: PlaneLoad) -> None:
         """What all data planes together have to do."""
@@ -245,6 +267,9 @@ class ControllerSeat:
             case wire.Published(snapshot):
                 self._snapshot = snapshot
                 self._publish(snapshot)
+            case wire.Reconfigured():
+                self._snapshot = message.snapshot
+                self._reconfigured(message)
             case wire.Found(replica):
                 self._found(replica)
             case Line(text):

@@ -1,14 +1,16 @@
 """The data plane of one process, put together: the gateway with all that it owns, and the keys that it goes by."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace.app import system_key
 from headrace.app.budgets import limits_of
-from headrace.app.gateway_parts import Lender, Records, build_gateway
+from headrace.app.gateway_parts import Lender, Records, build_gateway, reload_gateway
 from headrace.app.report import LoadReport, PlaneReport
 from headrace.config import AuthConfig, Config, ServerConfig
 from headrace.control.budgets import BudgetAuthority
@@ -44,10 +46,23 @@ KEY_CHECK_S = 0.25
 USES_EVERY_S = 5.0
 
 
+@dataclass(slots=True)
+class _Next:
+    """A version of the configuration that isn't in force yet, and the newest picture of the fleet, which waits for it; None
+    once that is in force without it."""
+
+    config: Config
+    version: int
+    snapshot: FleetSnapshot | None
+
+
 class DataPlane:
     """Serves the public port. From outside it gets snapshots; it gives records, reports and metrics.
 
+    State: the configuration in force and its version; `_next`, from when another one came until its key ring was read.
+
     Args:
+        config_version: Of the configuration; the first is 1.
         budgets: Their owner, for the only one; it decides everything by itself, exactly.
         key_missing: Gets the name of an identity provider when a token names a key of it that isn't known.
         lender: For one of several.
@@ -66,8 +81,13 @@ class DataPlane:
         chance: random.Random,
         key_missing: Callable[[str], None],
         lender: Lender | None = None,
+        config_version: int = 1,
     ) -> None:
         self._config = config
+        self._config_version = config_version
+        self._next: _Next | None = None
+        self._is_asked = asyncio.Event()
+        self._port_open: Listener | None = None
         self._lender = lender
         self._metrics = metrics
         self._log = log
@@ -76,12 +96,14 @@ class DataPlane:
         self._tenants = tenants.open_served(data, clock=clock)
         self._prices = prices.open_served(data, clock=clock)
         secret = pepper.load(data / pepper.NAME)
-        partitions = CachePartitions(secret, rotation=config.prefix_cache.salt_rotation)
-        self._own_key = system_key.entry(data, secret, partitions)
+        self._data = data
+        self._secret = secret
+        self._partitions = CachePartitions(secret, rotation=config.prefix_cache.salt_rotation)
+        self._own_key = system_key.entry(data, secret, self._partitions)
         self._auth = Authenticator(
             secret,
             tokens=_tokens(
-                config.auth, partitions=partitions, missing=key_missing, metrics=metrics, clock=clock
+                config.auth, partitions=self._partitions, missing=key_missing, metrics=metrics, clock=clock
             ),
             clock=clock,
         )
@@ -98,12 +120,13 @@ class DataPlane:
             clock=clock,
             chance=chance,
             lender=lender,
+            config_version=config_version,
         )
         self._keys_revision = self._key_count = 0
         self._known: set[TenantId] = set()
         self._gateway.keys_are_stale = self._are_keys_stale()
         self._gateway.usage.prices = self._prices.book()
-        self._go_by(*self._read_keys())
+        self._go_by(*self._read_keys(config))
 
     async def run(self, *, opened: Callable[[int], None]) -> None:
         """Serves, and keeps to the keys in force, until cancelled. `opened` gets the real port.
@@ -115,21 +138,20 @@ class DataPlane:
             tasks.create_task(self._watch_keys(), name="keys")
 
     async def _serve(self, opened: Callable[[int], None]) -> None:
-        server = self._config.server
-
         def remember(port: int) -> None:
             self._port = port
             opened(port)
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                port = self._listener()
+                self._port_open = port = self._listener()
                 if self._certificate is not None:
                     tasks.create_task(self._certificate.watch())
                 await self._gateway.serve(port, opened=remember)
         except* OSError as errors:
             if self._port:
                 raise
+            server = self._config.server
             raise ConfigError(
                 f"public port {server.host}:{server.port} can't be opened: {leaves(errors)[0]}; "
                 "choose another with --port or `server.port`"
@@ -141,29 +163,41 @@ class DataPlane:
         is_due = False  # until all of it was read
         uses_due_s = self._clock.now_s() + USES_EVERY_S
         while True:
-            await asyncio.sleep(KEY_CHECK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEY_CHECK_S):
+                    await self._is_asked.wait()
+            self._is_asked.clear()
+            coming = self._next
             try:
                 self._gateway.keys_are_stale = await asyncio.to_thread(self._are_keys_stale)
                 if self._clock.now_s() >= uses_due_s:
                     uses_due_s = self._clock.now_s() + USES_EVERY_S
                     await asyncio.to_thread(self._tenants.note_uses, self._take_uses())
-                is_due = is_due or await asyncio.to_thread(self._tenants.changed)
+                is_due = is_due or await asyncio.to_thread(self._tenants.changed) or coming is not None
                 if is_due:
-                    ring, callers = await asyncio.to_thread(self._read_keys)
+                    config = self._config if coming is None else coming.config
+                    ring, callers = await asyncio.to_thread(self._read_keys, config)
                     # Read later than the ring, whose revision is what is told to be in force.
                     self._gateway.usage.prices = await asyncio.to_thread(self._prices.book)
                     await self._gateway.reservations.open(
                         self._quotas(ring, callers), revision=self._tenants.ring_revision
                     )
+                    # In one turn of the loop: what a request goes by is of one version, all of it.
+                    self._switch(coming)
                     self._go_by(ring, callers)
                     is_due = False
-                    self._log.event("keys.reloaded", keys=len(ring))
+                    if coming is None:
+                        self._log.event("keys.reloaded", keys=len(ring))
                 was_read = True
             except Exception as error:  # noqa: BLE001 -- the task's edge: the service outlives its database
                 self._metrics.internal_errors.labels("keys").add()
                 if was_read:
                     self._log.event("keys.failing", error=f"{type(error).__name__}: {error}")
                 was_read = False
+                if coming is not None and coming.snapshot is not None:
+                    # The fleet waits for no database; the rest is tried again.
+                    self._gateway.publish(coming.snapshot)
+                    coming.snapshot = None
 
     def _take_uses(self) -> dict[KeyId, float]:
         """When which key was used since this was last asked, in Unix seconds."""
@@ -177,15 +211,43 @@ class DataPlane:
         copied_s = self._tenants.copied_s()
         return copied_s is not None and self._clock.wall_s() - copied_s > self._config.stores.stale_max_s
 
-    def _read_keys(self) -> tuple[dict[bytes, KeyEntry], dict[TenantId, Principal]]:
+    def reload(self, config: Config, version: int, snapshot: FleetSnapshot) -> None:
+        """That configuration, and what is offered by it, are to be in force as soon as the key ring was read anew; together,
+        so that no request goes by two of them."""
+        self._next = _Next(config, version, snapshot)
+        self._is_asked.set()
+
+    def _switch(self, coming: _Next | None) -> None:
+        """Puts it in force. The key ring that was read for it follows in the same turn."""
+        if coming is None:
+            return
+        config = coming.config
+        self._config, self._config_version = config, coming.version
+        if self._next is coming:  # else yet another one came meanwhile, and has said so
+            self._next = None
+        self._partitions.rotate(self._secret, config.prefix_cache.salt_rotation)
+        self._own_key = system_key.entry(self._data, self._secret, self._partitions)
+        pressure = config.pressure
+        self._ladder.go_by(
+            lag_s_max=pressure.lag_s_max,
+            hold_s=pressure.hold_s,
+            memory_bytes_max=pressure.memory_bytes_max,
+        )
+        if self._port_open is not None:
+            self._port_open.set_handshake_timeout(config.server.header_timeout_s)
+        reload_gateway(self._gateway, config, coming.version)
+        if coming.snapshot is not None:
+            self._gateway.publish(coming.snapshot)
+
+    def _read_keys(self, config: Config) -> tuple[dict[bytes, KeyEntry], dict[TenantId, Principal]]:
         """The key ring, and where tokens are accepted, every tenant: one without a key may have tokens."""
         workers = 1 if self._lender is None else self._lender.workers
-        defaults = self._config.tenant_defaults.limits
-        shadow = self._config.tenant_defaults.shadow
+        defaults = config.tenant_defaults.limits
+        shadow = config.tenant_defaults.shadow
         ring = self._tenants.key_ring(
-            defaults, shadow=shadow, workers=workers, salt_rotation=self._config.prefix_cache.salt_rotation
+            defaults, shadow=shadow, workers=workers, salt_rotation=config.prefix_cache.salt_rotation
         )
-        has_tokens = bool(self._config.auth.issuers)
+        has_tokens = bool(config.auth.issuers)
         return ring, self._tenants.keyless(defaults, shadow=shadow, workers=workers) if has_tokens else {}
 
     def _go_by(self, ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> None:
@@ -198,7 +260,9 @@ class DataPlane:
         self._gateway.reservations.go_by(self._quotas(ring, tenants), revision=self._keys_revision)
         if isinstance(self._gateway.dispatch, LeasedDispatch):
             principals = [*tenants.values(), *(entry.principal for entry in ring.values())]
-            self._gateway.dispatch.limits_changed(principals, revision=self._keys_revision)
+            # Both only grow: whatever limits follow from, of two states of them the later one has the larger sum.
+            revision = self._keys_revision + self._config_version
+            self._gateway.dispatch.limits_changed(principals, revision=revision)
 
     def _quotas(self, ring: dict[bytes, KeyEntry], tenants: dict[TenantId, Principal]) -> Limits:
         callers = [*tenants.values(), *(entry.principal for entry in ring.values())]
@@ -219,7 +283,10 @@ class DataPlane:
         self._auth.take_keys(key_set)
 
     def publish(self, snapshot: FleetSnapshot) -> None:
-        self._gateway.publish(snapshot)
+        if self._next is not None and self._next.snapshot is not None:
+            self._next.snapshot = snapshot
+        else:
+            self._gateway.publish(snapshot)
 
     def found(self, replica: ReplicaId) -> None:
         """A probe has found a replica after it had not answered one."""
@@ -298,6 +365,7 @@ class DataPlane:
             ],
             key_count=self._key_count,
             keys_revision=self._keys_revision,
+            config_version=self._config_version,
             pressure=self._ladder.verdict.level,
             pressure_reason=self._ladder.verdict.reason,
             busy_subjects=dispatch.busy_subjects() if isinstance(dispatch, LeasedDispatch) else {},

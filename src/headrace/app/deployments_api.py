@@ -47,7 +47,7 @@ class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
 class DeploymentsApi:
     """Answers out of the data directory, opened for each: what a plan must look up can take minutes."""
 
-    def __init__(self, data: Path, config: Config, *, clock: Clock) -> None:
+    def __init__(self, data: Path, config: Callable[[], Config], *, clock: Clock) -> None:
         self._data = data
         self._config = config
         self._clock = clock
@@ -106,7 +106,7 @@ class DeploymentsApi:
             return reply({"removed": was_wanted, "change": store.revision()})
 
     def _planner(self, store: DeploymentStore) -> Planner:
-        return Planner(self._data, self._config, store, clock=self._clock, progress=Silent())
+        return Planner(self._data, self._config(), store, clock=self._clock, progress=Silent())
 
     @contextmanager
     def _store(self, asked: Asked) -> Iterator[DeploymentStore]:

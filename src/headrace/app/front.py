@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.app.report import PlaneReport
+from headrace.config import Config
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.ids import ReplicaId, TenantId
 from headrace.core.load import PlaneLoad
@@ -32,6 +33,10 @@ class Front(Protocol):
         ...
 
     def publish(self, snapshot: FleetSnapshot) -> None: ...
+
+    def reload(self, config: Config, version: int, snapshot: FleetSnapshot) -> None:
+        """That version of the configuration, with what is offered by it, is to be in force; `reports` say where it is."""
+        ...
 
     def take_keys(self, key_set: KeySet) -> None:
         """An identity provider's keys were looked at."""

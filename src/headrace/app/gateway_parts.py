@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.app.budgets import estimator
-from headrace.config import Config, IdempotencyConfig, MediaConfig, RequestConfig
+from headrace.config import Config, IdempotencyConfig, MediaConfig
 from headrace.control.budgets import BudgetAuthority
 from headrace.core.chance import Chance
 from headrace.core.clock import Clock
@@ -18,18 +18,24 @@ from headrace.gateway.auth import Authenticator
 from headrace.gateway.bodies import BodyReader
 from headrace.gateway.budgets import Estimator, OwnReservations
 from headrace.gateway.dispatch import Dispatch
-from headrace.gateway.idempotency import AnswerTable, Idempotency, KeptAnswer, OwnAnswers
+from headrace.gateway.idempotency import AnswerBounds, AnswerTable, Idempotency, KeptAnswer, OwnAnswers
 from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.leased_budgets import EscrowedRecords, LeasedReservations
 from headrace.gateway.leased_dispatch import LeasedDispatch
-from headrace.gateway.media import MediaFetcher, MediaRules
-from headrace.gateway.reading import Deadlines
-from headrace.gateway.server import Gateway, PortLimits
+from headrace.gateway.media import MediaFetcher
+from headrace.gateway.rules import (
+    AttemptLimits,
+    Deadlines,
+    MediaRules,
+    PortLimits,
+    RequestRules,
+    RetryRules,
+)
+from headrace.gateway.server import Gateway
 from headrace.gateway.shadow import OwnShadow
-from headrace.gateway.upstream import RetryRules, Upstream
+from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import RecordSink, UsageCloser
-from headrace.gateway.watch import AttemptLimits
 from headrace.policies.admission import QueueBounds
 from headrace.policies.dispatch import Dispatcher
 from headrace.policies.health import Circuit, HealthRules
@@ -72,9 +78,10 @@ def build_gateway(
     clock: Clock,
     chance: Chance,
     lender: Lender | None = None,
+    config_version: int = 1,
 ) -> Gateway:
     """The gateway with all that it owns, on whatever loop runs, clock ticks and ledger takes its records."""
-    request = config.request
+    rules = request_rules(config, config_version)
     outbox = Outbox()
     most = estimator(config.budgets, lambda: usage.prices)
     reservations = _reservations(records, most, budgets, lender, metrics=metrics, log=log, clock=clock)
@@ -87,10 +94,7 @@ def build_gateway(
         ),
         reservations=reservations,
         upstream=Upstream(
-            rules=_retry_rules(request),
-            limits=AttemptLimits(
-                request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s
-            ),
+            rules=rules.retries,
             outbox=outbox,
             records=records,
             metrics=metrics,
@@ -99,26 +103,14 @@ def build_gateway(
             chance=chance,
         ),
         usage=usage,
-        intake=Intake(BodyReader(clock=clock), MediaFetcher(_media_rules(config.media), clock=clock)),
+        intake=Intake(BodyReader(clock=clock), MediaFetcher(rules.media.fetches_max, clock=clock)),
         idempotency=Idempotency(
             OwnAnswers(answer_table(config.idempotency)) if lender is None else lender.answers,
             metrics=metrics,
             clock=clock,
         ),
-        limits=PortLimits(
-            connections_max=config.server.connections_max,
-            header_timeout_s=config.server.header_timeout_s,
-            idle_timeout_s=config.server.idle_timeout_s,
-            write_stall_limit_s=request.write_stall_limit_s,
-            body_bytes_per_s_min=config.server.body_bytes_per_s_min,
-            body_bytes_max=config.server.body_bytes_max,
-            websocket_origins=frozenset(
-                origin.lower().encode() for origin in config.server.websocket_origins
-            ),
-            trusted_proxies=tuple(map(ipaddress.ip_network, config.server.trusted_proxies)),
-            deadlines=Deadlines(default_s=request.deadline_s, max_s=request.deadline_max_s),
-            heartbeat_s=request.heartbeat_s,
-        ),
+        limits=_port_limits(config),
+        rules=rules,
         terms=service_terms(config),
         accepts_work=lambda: not records.is_behind,
         ladder=ladder,
@@ -127,6 +119,17 @@ def build_gateway(
         clock=clock,
         chance=chance,
     )
+
+
+def reload_gateway(gateway: Gateway, config: Config, config_version: int) -> None:
+    """The gateway goes by that configuration from now on: all of it that `build_gateway` took from another one, in one turn
+    of the loop. Whatever the key ring is made of is not here."""
+    gateway.dispatch.go_by(
+        _queue_bounds(config), _health_rules(config), is_adaptive=config.admission.adaptive_concurrency
+    )
+    gateway.reservations.assume(config.budgets)
+    gateway.idempotency.go_by(answer_bounds(config.idempotency))
+    gateway.go_by(_port_limits(config), request_rules(config, config_version), service_terms(config))
 
 
 def _reservations(
@@ -168,13 +171,24 @@ def service_terms(config: Config) -> ServiceTerms:
     )
 
 
+def answer_bounds(idempotency: IdempotencyConfig) -> AnswerBounds:
+    """What a table of answers goes by."""
+    return AnswerBounds(
+        idempotency.keep_s,
+        idempotency.keys_max,
+        idempotency.bytes_max,
+        min(idempotency.answer_bytes_max, idempotency.bytes_max),
+    )
+
+
 def answer_table(idempotency: IdempotencyConfig) -> IdempotencyTable[KeptAnswer]:
     """An empty table with the configured bounds."""
+    bounds = answer_bounds(idempotency)
     return IdempotencyTable(
-        ttl_s=idempotency.keep_s,
-        entries_max=idempotency.keys_max,
-        bytes_max=idempotency.bytes_max,
-        answer_bytes_max=min(idempotency.answer_bytes_max, idempotency.bytes_max),
+        ttl_s=bounds.keep_s,
+        entries_max=bounds.keys_max,
+        bytes_max=bounds.bytes_max,
+        answer_bytes_max=bounds.answer_bytes_max,
         size_of=lambda answer: answer.size,
     )
 
@@ -190,13 +204,42 @@ def shadow_limiter(metrics: Metrics, log: Log) -> ShadowLimiter:
     return ShadowLimiter(judged)
 
 
-def _retry_rules(request: RequestConfig) -> RetryRules:
-    return RetryRules(
-        attempts_max=request.attempts_max,
-        ratio=request.retry_ratio,
-        floor_per_s=request.retry_floor_per_s,
-        backoff_s=request.retry_backoff_s,
+def request_rules(config: Config, version: int) -> RequestRules:
+    """What requests go by under that version of the configuration."""
+    request = config.request
+    limits = AttemptLimits(request.first_event_limit_s, request.stall_limit_s, request.write_stall_limit_s)
+    return RequestRules(
+        version=version,
+        deadlines=Deadlines(default_s=request.deadline_s, max_s=request.deadline_max_s),
+        heartbeat_s=request.heartbeat_s,
+        limits=limits,
+        retries=RetryRules(
+            attempts_max=request.attempts_max,
+            ratio=request.retry_ratio,
+            floor_per_s=request.retry_floor_per_s,
+            backoff_s=request.retry_backoff_s,
+        ),
+        media=_media_rules(config.media),
+        is_exact=limits.are_short,
     )
+
+
+def _port_limits(config: Config) -> PortLimits:
+    server = config.server
+    return PortLimits(
+        header_timeout_s=server.header_timeout_s,
+        idle_timeout_s=server.idle_timeout_s,
+        write_stall_limit_s=config.request.write_stall_limit_s,
+        body_bytes_per_s_min=server.body_bytes_per_s_min,
+        body_bytes_max=server.body_bytes_max,
+        websocket_origins=frozenset(origin.lower().encode() for origin in server.websocket_origins),
+        trusted_proxies=tuple(map(ipaddress.ip_network, server.trusted_proxies)),
+    )
+
+
+def _queue_bounds(config: Config) -> QueueBounds:
+    admission = config.admission
+    return QueueBounds(admission.queue_length_max, admission.queue_bytes_max, admission.queue_wait_max_s)
 
 
 def _health_rules(config: Config) -> HealthRules:
@@ -225,7 +268,7 @@ def _build_dispatch(
 ) -> Dispatch:
     admission = config.admission
     dispatcher = Dispatcher(
-        bounds=QueueBounds(admission.queue_length_max, admission.queue_bytes_max, admission.queue_wait_max_s),
+        bounds=_queue_bounds(config),
         health=_health_rules(config),
         chance=chance,
         is_adaptive=admission.adaptive_concurrency,

@@ -144,11 +144,20 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=40):
     port: int
     worker: int
     workers: int
+    config_version: int
 
 
 class Publish(msgspec.Struct, frozen=True, array_like=True, tag=41):
     """Down: what is offered from now on."""
 
+    snapshot: FleetSnapshot
+
+
+class Reload(msgspec.Struct, frozen=True, array_like=True, tag=50):
+    """Down: another version of the configuration, and what is offered by it; in force together."""
+
+    config: Config
+    version: int
     snapshot: FleetSnapshot
 
 
@@ -226,6 +235,7 @@ Up = (
 Down = (
     Start
     | Publish
+    | Reload
     | Keys
     | Found
     | Begun

@@ -37,6 +37,7 @@ class PlaneReport(msgspec.Struct, frozen=True):
         in_progress: Requests that have an account, `waiting` of them in a queue.
         queues: By target.
         keys_revision: Which state of tenants and keys it goes by; see stores.tenants.
+        config_version: Which version of the configuration new requests go by.
         busy_subjects: Requests in progress by the subject of a limit, where several data planes share them.
         pressure, pressure_reason: What it has given up, and what it is short of; see policies.pressure.
     """
@@ -52,3 +53,4 @@ class PlaneReport(msgspec.Struct, frozen=True):
     pressure: Level
     pressure_reason: str
     busy_subjects: dict[str, int] = {}
+    config_version: int = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import headrace
-from headrace.app import admin, control_plane, system_key
+from headrace.app import admin, control_plane, reloading, system_key
 from headrace.app.budgets import begin_budgets
 from headrace.app.central import Central
 from headrace.app.controller_seat import ControllerSeat
@@ -21,6 +21,7 @@ from headrace.app.front import Front
 from headrace.app.process import calm_the_collector
 from headrace.app.reconciliation import Reconciliation
 from headrace.app.records import OwnRecords, journals, open_journal
+from headrace.app.reloading import Read, Reloading
 from headrace.app.shared_limits import begin_shared_rates
 from headrace.app.status import REQUEST_COUNTS, ended_requests, service_status
 from headrace.app.tenant_use import LimitsInForce
@@ -30,9 +31,10 @@ from headrace.control.api import AdminServer, admin_token
 from headrace.control.issuers import Issuers, LookRules
 from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import HeadraceError, leaves
+from headrace.core.errors import ConfigError, HeadraceError, leaves
 from headrace.core.fleet import Deployment, FleetSnapshot
-from headrace.stores import opening, prices, sqlite, tenants
+from headrace.policies.reloading import Reloaded, told
+from headrace.stores import audit, opening, prices, sqlite, tenants
 from headrace.stores.ledger import Adoption, Ledger
 from headrace.stores.registry import StoredModel
 from headrace.telemetry.logfile import RotatingFile
@@ -56,6 +58,8 @@ class Service:
         models: The embedded engines' models, already in the store.
         log_to: A file, or None for standard error.
         make_key: The command that makes a first key, shown while there is none.
+        file: What the configuration's file alone said, where it is not the whole of it.
+        read: The configuration as the operator asks for it now; None where there is no file to read again.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class Service:
         log_to: Path | None,
         tell: Tell,
         make_key: str,
+        file: Config | None = None,
+        read: Read | None = None,
     ) -> None:
         self._config = config
         self._data = data
@@ -78,6 +84,7 @@ class Service:
         self._started_s = self._clock.now_s()
         self._port = 0
         self._stop = asyncio.Event()
+        self._reload_asked = asyncio.Event()
         stream: LineStream = RotatingFile(log_to) if log_to is not None else sys.stderr
         self._log = Log(stream, self._clock)
         capture_strays(self._log)
@@ -114,10 +121,11 @@ class Service:
         # For the admin port; the gateway has connections of its own.
         self._identity = tenants.open_changed(data, clock=self._clock)
         self._prices = prices.open_served(data, clock=self._clock)
+        self._reloading = self._build_reloading(file or config, read)
         self._admin = self._build_admin()
 
     async def run(self) -> None:
-        """Serves until SIGTERM, SIGINT or a closed terminal (SIGHUP), then drains.
+        """Serves until SIGTERM, SIGINT or a closed terminal (SIGHUP), then drains. SIGUSR1 has the configuration read again.
 
         Raises ConfigError where a port or file can't be had, HeadraceError where usage records were lost at the end.
         """
@@ -125,6 +133,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
                 loop.add_signal_handler(number, self._asked_to_stop)
+        loop.add_signal_handler(signal.SIGUSR1, self._reload_asked.set)
         calm_the_collector()
         self._log.event(
             "service.starting", version=headrace.__version__, pid=os.getpid(), data=str(self._data)
@@ -144,6 +153,7 @@ class Service:
                     tasks.create_task(self._issuers.run(), name="issuers"),
                     tasks.create_task(self._budgets.run(), name="budgets"),
                     tasks.create_task(self._reconciliation.run(), name="reconciliation"),
+                    tasks.create_task(self._reload_when_asked(), name="reloads"),
                 ]
                 if self._shared_rates is not None:
                     running.append(tasks.create_task(self._shared_rates.run(), name="shared rates"))
@@ -265,6 +275,22 @@ class Service:
             clock=self._clock,
         )
 
+    def _build_reloading(self, file: Config, read: Read | None) -> Reloading:
+        return Reloading(
+            self._config,
+            file,
+            read,
+            check=reloading.check,
+            control=self._control,
+            front=self._front,
+            switch=self._switch,
+            publish=self._publish,
+            record=lambda act: audit.append(self._data, act),
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+        )
+
     def _build_admin(self) -> AdminServer:
         server = self._config.server
         return AdminServer(
@@ -279,10 +305,11 @@ class Service:
             routes=admin.routes(
                 self._identity,
                 self._prices,
-                self._config,
+                lambda: self._config,
                 self._data,
                 ask_use=lambda limits: self._on_loop(self._use(limits)),
                 ask_deployments=lambda: self._on_loop(self._deployments()),
+                ask_reload=lambda actor: self._on_loop(self._reload(actor), limit_s=reloading.ANSWER_LIMIT_S),
                 clock=self._clock,
             ),
             find=admin.finder(self._identity),
@@ -302,6 +329,23 @@ class Service:
             await asyncio.sleep(LOAD_EVERY_S)
             self._control.loaded(self._front.load())
 
+    async def _reload_when_asked(self) -> None:
+        """By a signal, whose sender gets no answer: the log has it, and whoever started the service."""
+        while True:
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            with contextlib.suppress(ConfigError):
+                await self._reload("signal")
+
+    async def _reload(self, actor: str) -> Reloaded:
+        try:
+            done = await self._reloading.reload(actor)
+        except ConfigError as error:
+            self._tell(f"not reloaded: {error.message}")
+            raise
+        self._tell("\n".join(told(done)))
+        return done
+
     async def _drain(self) -> int:
         server = self._config.server
         in_flight = sum(report.in_progress for report in await self._front.reports())
@@ -315,6 +359,11 @@ class Service:
 
     def _publish(self, snapshot: FleetSnapshot) -> None:
         self._front.publish(snapshot)
+        self._reconciliation.publish(snapshot)
+
+    def _switch(self, config: Config, version: int, snapshot: FleetSnapshot) -> None:
+        self._config = config
+        self._front.reload(config, version, snapshot)
         self._reconciliation.publish(snapshot)
 
     def _asked_to_stop(self) -> None:
@@ -379,14 +428,15 @@ class Service:
 
     # Asked from the admin port's thread.
 
-    def _on_loop(self, ask: Coroutine[Any, Any, T]) -> T:
+    def _on_loop(self, ask: Coroutine[Any, Any, T], *, limit_s: float = ON_LOOP_LIMIT_S) -> T:
         """What `ask` returns, run on the service's loop, so that it sees no change half made."""
-        return asyncio.run_coroutine_threadsafe(ask, self._loop).result(timeout=ON_LOOP_LIMIT_S)
+        return asyncio.run_coroutine_threadsafe(ask, self._loop).result(timeout=limit_s)
 
     async def _fill_gauges(self) -> None:
         if isinstance(self._front, DataPlane):
             self._front.fill_gauges()
         self._budgets.fill_gauges()
+        self._reloading.fill_gauges()
         if self._central is not None:
             self._central.fill_gauges()
         self._metrics.ledger_backlog.labels().set(self._ledger.backlog)
@@ -411,6 +461,7 @@ class Service:
             self._control.deployments,
             self._control.replicas(),
             uptime_s=self._clock.now_s() - self._started_s,
+            config=self._reloading.status(),
             controller=self._control.status(),
             rollouts=self._control.rows(),
             workers=self._front.rows(),

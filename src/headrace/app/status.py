@@ -23,6 +23,7 @@ def service_status(
     uptime_s: float,
     ledger: Mapping[str, int],
     requests: Mapping[str, Mapping[str, int]],
+    config: Mapping[str, Any] | None = None,
     controller: Mapping[str, Any] | None = None,
     rollouts: Sequence[Mapping[str, Any]] = (),
     workers: Sequence[Mapping[str, Any]] = (),
@@ -33,6 +34,7 @@ def service_status(
     """Sums over the data planes; the keys' revision is the oldest that any of them goes by.
 
     Args:
+        config: Which version of the configuration is in force, and what only a restart puts in force.
         controller: The process that keeps replicas true, as the service sees it.
         rollouts: Each deployment that was applied: the wanted and the accepted version, and why they differ if they do.
         requests: How many ended how, by outcome and reason.
@@ -57,6 +59,8 @@ def service_status(
         "ledger": dict(ledger),
         "central": central and dict(central),
         "limit_store": limit_store and dict(limit_store),
+        "config": config
+        and {**config, "oldest_version": min((each.config_version for each in planes), default=0)},
         "controller": controller and dict(controller),
         "rollouts": [dict(row) for row in rollouts],
         "workers": [dict(row) for row in workers],

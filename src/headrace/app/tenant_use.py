@@ -87,11 +87,13 @@ def _facts(level: Level) -> dict[str, Any]:
 AskUse = Callable[[LimitsInForce], dict[str, Any]]
 
 
-def route(store: TenantStore, defaults: TenantDefaults, *, ask: AskUse, clock: Clock) -> AdminRoute:
+def route(
+    store: TenantStore, in_force: Callable[[], TenantDefaults], *, ask: AskUse, clock: Clock
+) -> AdminRoute:
     """Where an operator asks. `ask` waits for the service's loop."""
 
     def answer(asked: Asked) -> Reply:
-        record = existing(store.tenant, asked.named["tenant"])
+        record, defaults = existing(store.tenant, asked.named["tenant"]), in_force()
         limits = LimitsInForce(
             record,
             store.keys(record.name),

@@ -112,6 +112,7 @@ class Worker:
             lender=Lender(
                 self._link.send, self._records, self._answers, workers=start.workers, port=start.port
             ),
+            config_version=start.config_version,
         )
         for message in self._early:
             self._received(message)
@@ -169,6 +170,8 @@ class Worker:
             case wire.Publish(snapshot):
                 plane.publish(snapshot)
                 self._tell_load()  # who withdraws a replica waits to hear that this has been heard
+            case wire.Reload(config, version, snapshot):
+                plane.reload(config, version, snapshot)
             case wire.Keys(key_set):
                 plane.take_keys(key_set)
             case wire.Begun():

@@ -10,7 +10,7 @@ from typing import Any, assert_never
 
 from headrace.app import link as wire
 from headrace.app.answers import AnswerDesk
-from headrace.app.gateway_parts import answer_table, shadow_limiter
+from headrace.app.gateway_parts import answer_bounds, answer_table, shadow_limiter
 from headrace.app.link import Up
 from headrace.app.pair import VERSION, Line
 from headrace.app.plane_loads import PlaneLoads
@@ -87,6 +87,7 @@ class Workers:
     ) -> None:
         count = config.server.workers
         self._config = config
+        self._config_version = 1
         self._data = data
         self._ledger = ledger
         self._budgets = budgets
@@ -148,6 +149,14 @@ class Workers:
         for seat in self._seats:
             if seat.is_linked and seat.link is not None:
                 seat.link.send(wire.Publish(snapshot))
+        self._authority.publish(snapshot)
+
+    def reload(self, config: Config, version: int, snapshot: FleetSnapshot) -> None:
+        self._config, self._config_version, self._snapshot = config, version, snapshot
+        self._answers.go_by(answer_bounds(config.idempotency))
+        for seat in self._seats:
+            if seat.is_linked and seat.link is not None:
+                seat.link.send(wire.Reload(config, version, snapshot))
         self._authority.publish(snapshot)
 
     def take_keys(self, key_set: KeySet) -> None:
@@ -242,6 +251,7 @@ class Workers:
                 "connections": seat.report.connections if seat.report else 0,
                 "in_flight": seat.report.in_progress - seat.report.waiting if seat.report else 0,
                 "queued": seat.report.waiting if seat.report else 0,
+                "config_version": seat.report.config_version if seat.report else 0,
             }
             for seat in self._seats
         ]
@@ -394,7 +404,16 @@ class Workers:
             seat.kill(f"it is version {version}, this service {VERSION}: restart the service")
             return
         assert seat.link is not None
-        seat.link.send(wire.Start(self._config, str(self._data), self._port, seat.number, len(self._seats)))
+        seat.link.send(
+            wire.Start(
+                self._config,
+                str(self._data),
+                self._port,
+                seat.number,
+                len(self._seats),
+                self._config_version,
+            )
+        )
         seat.link.send(wire.LedgerBehind(*self._ledger_state))
         # Before it opens the port: the first caller finds the models, and their slots.
         seat.link.send(wire.Publish(self._snapshot))

@@ -50,8 +50,13 @@ def command(
 
 def settings(arguments: argparse.Namespace) -> config.Config:
     """What headrace.toml says: that of `--config`, else of HEADRACE_CONFIG, else every default."""
-    file = arguments.config if arguments.config is not None else config.environment("config")
+    file = settings_file(arguments)
     return config.load(Path(file) if file else None)
+
+
+def settings_file(arguments: argparse.Namespace) -> str | None:
+    """Which one that is; None or "" for none."""
+    return arguments.config if arguments.config is not None else config.environment("config")
 
 
 def print_json(value: Any) -> None:

@@ -31,6 +31,7 @@ COMMANDS = {
     "contract": ("contract", "openapi"),
     "evaluate": ("eval",),
     "drill": ("drill",),
+    "reload": ("reload",),
     "db": ("db",),
     "engine": ("engine",),
 }

@@ -21,7 +21,17 @@ REASON_SHOWN = 100
 WATCH_EVERY_S = 1.0
 # Home, and everything after it gone.
 CLEAR = "\x1b[H\x1b[2J"
-_WORKER = ("worker", "state", "pid", "restarts", "reason", "connections", "in_flight", "queued")
+_WORKER = (
+    "worker",
+    "state",
+    "pid",
+    "restarts",
+    "reason",
+    "connections",
+    "in_flight",
+    "queued",
+    "config_version",
+)
 
 
 def add(commands: Any) -> None:
@@ -173,6 +183,8 @@ def summary(service: dict[str, Any], status: dict[str, Any]) -> list[str]:
         lines.append(
             f"under pressure: short of {_shown(pressure['reason'])}, {_given_up(pressure.get('level'))}"
         )
+    if asked := status.get("config"):
+        lines += _configuration(asked)
     if controller := status.get("controller"):
         lines.append(_controller(controller))
     ledger = status.get("ledger")
@@ -196,6 +208,17 @@ def _cache_risks(deployments: list[dict[str, Any]]) -> list[str]:
         if risk := replica.get("cache_risk"):
             found.setdefault(_shown(risk), {})[_shown(replica.get("id"))] = None
     return [f"prompt cache of {', '.join(replicas)}: {risk}" for risk, replicas in found.items()]
+
+
+def _configuration(asked: dict[str, Any]) -> list[str]:
+    """Which version is in force, what waits for a restart, and why the last one was refused."""
+    version, oldest = asked.get("version"), asked.get("oldest_version")
+    behind = f", version {_shown(oldest)} somewhere" if oldest not in (version, 0) else ""
+    lines = [f"configuration version {_shown(version)}{behind}"]
+    lines += [f"  {_shown(key)}: restart required" for key in asked.get("restart_required") or ()]
+    if problem := asked.get("problem"):
+        lines.append(f"  the file as it is now is refused: {_shown(problem)}")
+    return lines
 
 
 def _controller(controller: dict[str, Any]) -> str:

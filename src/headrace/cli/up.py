@@ -77,7 +77,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    settings = _settings(arguments)
+    settings, file = _asked(arguments)
     data = config.data_directory(arguments.data)
     if not settings.server.core_dumps:
         keep_memory_out_of_dumps()
@@ -89,7 +89,14 @@ def run(arguments: argparse.Namespace) -> int | None:
 
         async def serve() -> None:
             await Service(
-                settings, data, models=stored, log_to=log_to, tell=_tell, make_key=_make_key(arguments.data)
+                settings,
+                data,
+                models=stored,
+                log_to=log_to,
+                tell=_tell,
+                make_key=_make_key(arguments.data),
+                file=file,
+                read=(lambda: _asked(arguments)) if common.settings_file(arguments) else None,
             ).run()
 
         try:
@@ -133,9 +140,13 @@ def _number(flag: str | None, name: str, *, default: int, least: int = 0, most: 
     return int(text)
 
 
-def _settings(arguments: argparse.Namespace) -> config.Config:
-    """The file, with environment and flags laid over it."""
-    settings = common.settings(arguments)
+def _asked(arguments: argparse.Namespace) -> config.Asked:
+    """What the file says, and that with environment and flags laid over it."""
+    file = common.settings(arguments)
+    return config.Asked(_overlaid(file, arguments), file)
+
+
+def _overlaid(settings: config.Config, arguments: argparse.Namespace) -> config.Config:
     server = msgspec.structs.replace(
         settings.server,
         host=_option(arguments.host, "host") or settings.server.host,

@@ -1,6 +1,7 @@
 """What did the operator ask for? Flags, environment and headrace.toml as frozen values, read once, checked whole."""
 
 from headrace.config.reading import load, parse
+from headrace.config.reloading import Asked
 from headrace.config.sections import (
     TABLES,
     AdmissionConfig,
@@ -28,6 +29,7 @@ from headrace.config.surroundings import data_directory, environment, resolve_se
 __all__ = [
     "TABLES",
     "AdmissionConfig",
+    "Asked",
     "AuthConfig",
     "Config",
     "EngineConfig",

@@ -59,12 +59,14 @@ class Turn(Enum):
     GATEWAY: the gateway's loop.
     LEDGER: sums over what was used, which can take seconds.
     DEPLOYMENTS: what a deployment names is looked up, which can take minutes.
+    CONFIGURATION: another version of it is put in force everywhere, which can take seconds.
     """
 
     IDENTITY = "identity"
     GATEWAY = "gateway"
     LEDGER = "ledger"
     DEPLOYMENTS = "deployments"
+    CONFIGURATION = "configuration"
 
 
 @dataclass(frozen=True, slots=True)

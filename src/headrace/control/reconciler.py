@@ -1,6 +1,7 @@
 """What runs, compared with what should run: one task for each engine and upstream, one snapshot out of them all."""
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from headrace.engines.kinds import KINDS
 from headrace.engines.starting import Kind
 from headrace.policies.replica_life import Restarts
 
+# Longer than a server that is there needs; a change doesn't wait longer for one that isn't.
+FIRST_ANSWER_LIMIT_S = 0.5
 NOTHING = FleetSnapshot()
 NOBODY: Mapping[ReplicaId, Remembered] = {}
 
@@ -60,6 +63,10 @@ class Reconciler:
     ) -> None:
         self._publish = publish
         self._observe = observe
+        self._found = found
+        self._upstream_limits = upstream_limits or UpstreamLimits()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._watching: dict[UpstreamWatch, asyncio.Task[None]] = {}
         self._version = before.version
         self._deployments = before.deployments
         self._engines = [
@@ -79,7 +86,7 @@ class Reconciler:
         self._upstreams = [
             UpstreamWatch(
                 upstream,
-                limits=upstream_limits or UpstreamLimits(),
+                limits=self._upstream_limits,
                 changed=self._changed,
                 found=found,
                 remembered=remembered,
@@ -95,11 +102,59 @@ class Reconciler:
         async with asyncio.TaskGroup() as tasks:
             for engine in self._engines:
                 tasks.create_task(engine.run(), name=f"engine {engine.id}")
+            self._tasks = tasks
             for watch in self._upstreams:
-                tasks.create_task(watch.run(), name=f"upstream {watch.id}")
+                self._watch(watch)
             await (
                 asyncio.get_running_loop().create_future()
             )  # also with nothing to run: the end is a cancellation
+
+    def _watch(self, watch: UpstreamWatch) -> None:
+        assert self._tasks is not None, "nothing is watched before `run`"
+        self._watching[watch] = self._tasks.create_task(watch.run(), name=f"upstream {watch.id}")
+
+    def change(self, upstreams: Sequence[Upstream]) -> "UpstreamChange":
+        """Those shall be the upstreams; the new ones are asked at once. Raises ConfigError as the constructor does."""
+        same = {watch.upstream: watch for watch in self._upstreams}
+        wanted = [same.get(upstream) or self._watch_of(upstream) for upstream in upstreams]
+        refuse_twins("upstream", [watch.id for watch in wanted])
+        new = [watch for watch in wanted if watch not in self._watching]
+        if self._tasks is not None:
+            for watch in new:
+                self._watch(watch)
+        return UpstreamChange(wanted, new, self._go_by)
+
+    def _watch_of(self, upstream: Upstream) -> UpstreamWatch:
+        """It goes on from what is known of that server already."""
+        watch = UpstreamWatch(
+            upstream,
+            limits=self._upstream_limits,
+            changed=self._changed,
+            found=self._found,
+            remembered=self.remember(),
+        )
+        for before in self._upstreams:
+            if before.id == watch.id and not upstream.is_used_as(before.upstream):
+                watch.begin_generation()
+        return watch
+
+    def _go_by(self, wanted: list[UpstreamWatch]) -> list[ReplicaStatus]:
+        """Returns the last statuses of servers that are watched no longer."""
+        before, self._upstreams = self._upstreams, wanted
+        ids = {watch.id for watch in wanted}
+        for watch in before:
+            if watch not in wanted and (task := self._watching.pop(watch, None)) is not None:
+                task.cancel()
+        if all(watch.has_answered for watch in wanted):
+            # What nobody lists any more isn't to come back to; while one hasn't said what it has, nobody knows.
+            kept = {engine.deployment().name for engine in self._engines}
+            self._deployments = {
+                name: known
+                for name, known in self._deployments.items()
+                if name in kept or any(watch.lists(name) for watch in wanted)
+            }
+        self._refresh(is_due=True)
+        return [status for watch in before if watch.id not in ids for status in watch.statuses()]
 
     def status(self) -> tuple[ReplicaStatus, ...]:
         """Every replica at this moment."""
@@ -116,8 +171,8 @@ class Reconciler:
         self._observe(status)
         self._refresh()
 
-    def _refresh(self) -> None:
-        """Publishes what is offered now, if it differs from what was published last.
+    def _refresh(self, *, is_due: bool = False) -> None:
+        """Publishes what is offered now, if it differs from what was published last, or `is_due`.
 
         A name once offered stays, without replicas: its callers should come back, not look for another model. An
         engine of ours goes before an upstream's model of the same name, because it is what the operator asked for.
@@ -131,7 +186,7 @@ class Reconciler:
         offered |= {deployment.name: deployment for deployment in (e.deployment() for e in self._engines)}
         gone = {name: replace(known, replicas=()) for name, known in self._deployments.items()}
         deployments = gone | offered
-        if deployments != self._deployments:
+        if is_due or deployments != self._deployments:
             self._deployments = deployments
             self._version += 1
             self._publish(FleetSnapshot(version=self._version, deployments=deployments))
@@ -139,6 +194,35 @@ class Reconciler:
     def _locations(self, model: str) -> tuple[str, ...]:
         """Also of the servers that are out: what they may serve again can't be refused for good."""
         return tuple(sorted({watch.location for watch in self._upstreams if watch.lists(model)}))
+
+
+class UpstreamChange:
+    """Other upstreams, which are asked already and don't count yet."""
+
+    def __init__(
+        self,
+        wanted: list[UpstreamWatch],
+        new: list[UpstreamWatch],
+        go_by: Callable[[list[UpstreamWatch]], list[ReplicaStatus]],
+    ) -> None:
+        self._wanted = wanted
+        self._new = new
+        self._go_by = go_by
+
+    async def answered(self) -> None:
+        """Waits until each of the new ones was asked once, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ANSWER_LIMIT_S):
+                for watch in self._new:
+                    await watch.asked.wait()
+
+    def switch(self) -> list[ReplicaStatus]:
+        """They count now, and the others don't. Returns the last statuses of servers that are watched no longer."""
+        return self._go_by(self._wanted)
+
+    def silent(self) -> list[str]:
+        """Those of the new ones that can't be used yet."""
+        return [watch.id for watch in self._new if not watch.offers()]
 
 
 def refuse_twins(kind: str, names: Sequence[str]) -> None:

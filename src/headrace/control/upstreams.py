@@ -44,6 +44,10 @@ class Upstream:
     shared_cache_reason: str = ""
     location: str = ""
 
+    def is_used_as(self, other: "Upstream") -> bool:
+        """Whether connections that were opened to the other one, and what is kept of its cache, can be used for this one."""
+        return replace(self, slots=other.slots, location=other.location) == other
+
     def traits(self, model: probes.OfferedModel) -> EngineTraits:
         """How to use the server for that model. Raises ConfigError where its cache can't be isolated as wanted."""
         dialect = DIALECTS["headrace"] if model.isolates_callers else dialect_of(model.owned_by)
@@ -114,7 +118,7 @@ class UpstreamWatch:
 
     No connection, refused or swallowed, proves that nobody is there, and 503 that it is not ready: two in a row take the
     server out, and two good probes in a row bring it back. A slow or wrong answer proves nothing: what is known stays.
-    Owner of the state: the task that runs `run`.
+    Owner of the state: the task that runs `run`. `asked` is set once the first answer, or none, has come.
 
     Args:
         found: Called when it answers after it had not answered.
@@ -132,7 +136,8 @@ class UpstreamWatch:
     ) -> None:
         self.address = upstream.address()
         self.id = self.id_of(self.address)
-        self._upstream = upstream
+        self.upstream = upstream
+        self.asked = asyncio.Event()
         self._limits = limits
         self._changed = changed
         self._found = found
@@ -147,6 +152,10 @@ class UpstreamWatch:
             self._models, self._state, self._reason = known.models, known.state, known.reason
             self._generation, self._has_ended = known.generation, known.has_ended
 
+    def begin_generation(self) -> None:
+        """Nothing that was kept for the server as it was used before may be used any more."""
+        self._generation += 1
+
     @staticmethod
     def id_of(address: probes.Address) -> ReplicaId:
         """What a server is known by."""
@@ -160,6 +169,7 @@ class UpstreamWatch:
         """Until cancelled."""
         while True:
             await self._probe()
+            self.asked.set()
             await asyncio.sleep(self._limits.every_s)
 
     def statuses(self) -> tuple[ReplicaStatus, ...]:
@@ -168,9 +178,14 @@ class UpstreamWatch:
         return tuple(self._status(name) for name in names)
 
     @property
+    def has_answered(self) -> bool:
+        """Whether it is known what it lists."""
+        return bool(self._models)
+
+    @property
     def location(self) -> str:
         """Where it runs."""
-        return self._upstream.location
+        return self.upstream.location
 
     def lists(self, model: str) -> bool:
         """Whether that model was among those that it listed last, also if it is out now."""
@@ -197,12 +212,12 @@ class UpstreamWatch:
     async def _unusable(self, models: tuple[probes.OfferedModel, ...]) -> str:
         """Why its cache can't be isolated as the operator wants; "" if it can. Raises UpstreamError."""
         try:
-            traits = [self._upstream.traits(model) for model in models]
+            traits = [self.upstream.traits(model) for model in models]
         except ConfigError as error:
             return error.message
         if any(each.partitions_slots for each in traits):
             slots, has = (
-                self._upstream.slots,
+                self.upstream.slots,
                 await probes.total_slots(self.address, timeout_s=self._limits.probe_s),
             )
             if slots > has:  # for a number that it doesn't have it takes any slot, also one of another tenant
@@ -262,7 +277,7 @@ class UpstreamWatch:
             reason=self._reason,
             restarts=self._generation,
             traits=self._known_traits(model),
-            location=self._upstream.location,
+            location=self.upstream.location,
         )
 
     def _known_traits(self, model: str) -> EngineTraits | None:
@@ -270,22 +285,22 @@ class UpstreamWatch:
         offered = next((each for each in self._models if each.id == model), None)
         if offered is None or self._state is not ReplicaState.READY:
             return None
-        return self._upstream.traits(offered)
+        return self.upstream.traits(offered)
 
     def _offer(self, model: probes.OfferedModel) -> Deployment:
-        traits = self._upstream.traits(model)
+        traits = self.upstream.traits(model)
         replica = Replica(
             id=self.id,
             host=self.address.host,
             port=self.address.port,
-            slots=self._upstream.slots,
+            slots=self.upstream.slots,
             traits=traits,
             path_prefix=self.address.path_prefix,
             authorization=self.address.authorization,
             generation=self._generation,
             is_secure=self.address.tls is not None,
-            ca_file=self._upstream.ca_file,
-            location=self._upstream.location,
+            ca_file=self.upstream.ca_file,
+            location=self.upstream.location,
         )
         return Deployment(
             name=model.id,

@@ -42,6 +42,10 @@ class CachePartitions:
     """
 
     def __init__(self, pepper: bytes, *, rotation: int = 0) -> None:
+        self.rotate(pepper, rotation)
+
+    def rotate(self, pepper: bytes, rotation: int) -> None:
+        """Names are those of that rotation from now on."""
         self._key = hmac.digest(
             pepper, b"headrace prefix cache partitions 1, rotation %d" % rotation, "sha256"
         )

@@ -47,6 +47,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         priority: The band that the caller asks for; what it gets depends on its tenant's class.
         target: Which deployment of the name `model` it came to; "" for the one that has no other name.
         is_pinned: It asked for that one, and no other may answer.
+        config_version: Of the configuration that it is served by, from its head to its end.
     """
 
     id: RequestId
@@ -68,3 +69,4 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     is_bound_ours: bool = False
     target: TargetKey = ""
     is_pinned: bool = False
+    config_version: int = 0

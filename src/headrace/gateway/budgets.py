@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -117,6 +117,10 @@ class Reservations(ABC, Generic[Source]):
         self._keys = {}
         for key in limits:
             self._keys.setdefault(key.tenant, []).append(key)
+
+    def assume(self, assumed: Assumptions) -> None:
+        """What is assumed of requests that don't say, from now on."""
+        self._estimator = replace(self._estimator, assumed=assumed)
 
     def reserve(self, request: InferenceRequest, deployment: Deployment) -> None:
         """Reserves what the request may use at most. Raises QuotaExhausted or QuotaUnavailable, and then nothing is reserved.

@@ -6,6 +6,7 @@ from typing import Protocol
 from headrace.core.ids import RequestId
 from headrace.core.tenant import Principal
 from headrace.gateway.routes import Route
+from headrace.gateway.rules import RequestRules
 from headrace.protocols.http1 import RequestHead
 
 
@@ -17,6 +18,7 @@ class Screened:
         principal: None where no key is needed.
         keys_version: Of the key ring that was asked.
         expires_s: When the key does, in Unix seconds; infinity if it never does.
+        rules: What its request goes by. They change only together with the key ring.
     """
 
     head: RequestHead
@@ -24,6 +26,7 @@ class Screened:
     principal: Principal | None
     keys_version: int
     expires_s: float
+    rules: RequestRules
 
 
 class PauseWatcher(Protocol):
@@ -44,6 +47,7 @@ class Call(Protocol):
     head: RequestHead
     route: Route
     principal: Principal | None
+    rules: RequestRules
     body: bytes
     request_id: RequestId
     received_s: float
@@ -109,6 +113,7 @@ class PassedCall:
         self.head = call.head
         self.route = call.route
         self.principal = call.principal
+        self.rules = call.rules
         self.body = b""
         self.request_id = call.request_id
         self.received_s = call.received_s

@@ -18,7 +18,7 @@ from headrace.gateway.shadow import OwnShadow, Shadow
 from headrace.policies.admission import QueueBounds, retry_after_s
 from headrace.policies.deployment import QueueView
 from headrace.policies.dispatch import Dispatcher
-from headrace.policies.health import Circuit, ReplicaHealth
+from headrace.policies.health import Circuit, HealthRules, ReplicaHealth
 from headrace.policies.levels import Demand, Level, Receipt, demand_of
 from headrace.policies.limits import LevelUse, LimitView, TenantLimiter
 from headrace.policies.routing import RoutingTable
@@ -118,9 +118,10 @@ class Dispatch:
         """This process may use that many slots of a replica from now on; see Dispatcher.set_slots."""
         self._perform(self._dispatcher.set_slots(key, slots, now_s=self._clock.now_s()))
 
-    def set_queue_bounds(self, bounds: QueueBounds) -> None:
-        """The queues' bounds in requests and bytes from now on; see Dispatcher.set_queue_bounds."""
-        self._dispatcher.set_queue_bounds(bounds)
+    def go_by(self, bounds: QueueBounds, health: HealthRules, *, is_adaptive: bool) -> None:
+        """Other bounds and rules for everybody who comes to a queue or a replica from now on."""
+        self._queue_wait_max_s = bounds.wait_max_s
+        self._dispatcher.set_rules(bounds, health, is_adaptive=is_adaptive)
 
     @property
     def routing(self) -> RoutingTable:

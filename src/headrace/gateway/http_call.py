@@ -44,6 +44,7 @@ class HttpCall:
         "received_s",
         "request_id",
         "route",
+        "rules",
     )
 
     def __init__(
@@ -59,6 +60,7 @@ class HttpCall:
         self.head = screened.head
         self.route = screened.route
         self.principal = screened.principal
+        self.rules = screened.rules
         self.body = body
         self.request_id = request_id
         self.received_s = received_s

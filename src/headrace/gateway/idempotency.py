@@ -1,6 +1,7 @@
 """How is work with an Idempotency-Key done once? Its answer is recorded on the way to the caller, and given again to who asks again."""
 
 import hashlib
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ PARAM = bounds.IDEMPOTENCY_KEY
 KEY_HEADER = PARAM.lower().encode()
 KEY_BYTES_MAX = bounds.IDEMPOTENCY_KEY_CHARACTERS_MAX
 RETRY_AFTER_S = 1.0
-_MOMENTARY = (b"x-ratelimit-", b"x-headrace-quota")
+_MOMENTARY = (b"x-ratelimit-", b"x-headrace-quota", b"x-headrace-config-version")
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +38,27 @@ class KeptAnswer(msgspec.Struct, frozen=True, gc=False):
     @property
     def size(self) -> int:
         return len(self.body or b"") + sum(map(len, self.events))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBounds:
+    """See config.IdempotencyConfig."""
+
+    keep_s: float
+    keys_max: int
+    bytes_max: int
+    answer_bytes_max: int
+
+
+def set_bounds(table: IdempotencyTable[KeptAnswer], bounds: AnswerBounds, *, now_s: float) -> None:
+    """Other bounds for a table of answers."""
+    table.set_bounds(
+        ttl_s=bounds.keep_s,
+        entries_max=bounds.keys_max,
+        bytes_max=bounds.bytes_max,
+        answer_bytes_max=bounds.answer_bytes_max,
+        now_s=now_s,
+    )
 
 
 class AnswerTable(Protocol):
@@ -60,6 +82,8 @@ class AnswerTable(Protocol):
         """Called on a timer."""
         ...
 
+    def go_by(self, bounds: AnswerBounds, *, now_s: float) -> None: ...
+
 
 class OwnAnswers:
     """A table that nobody else uses."""
@@ -79,6 +103,10 @@ class OwnAnswers:
     def tick(self, *, now_s: float) -> None:
         self._table.forget_ended(now_s=now_s)
 
+    def go_by(self, bounds: AnswerBounds, *, now_s: float) -> None:
+        set_bounds(self._table, bounds, now_s=now_s)
+        self.answer_bytes_max = self._table.answer_bytes_max
+
 
 class Idempotency:
     """Asks the table, and answers from it."""
@@ -91,6 +119,10 @@ class Idempotency:
     def tick(self) -> None:
         """Called a few times a second: what may be kept no longer goes."""
         self._table.tick(now_s=self._clock.now_s())
+
+    def go_by(self, bounds: AnswerBounds) -> None:
+        """Other bounds from now on."""
+        self._table.go_by(bounds, now_s=self._clock.now_s())
 
     def forget(self, tenant: TenantId) -> None:
         """Nothing is kept any more for a tenant that is gone, and what it has in progress won't be."""
@@ -210,6 +242,6 @@ class RecordedCall(PassedCall):
 
 
 def _lasting(headers: bytes) -> bytes:
-    """The headers that are as true of a replay: not what was left of a rate limit or a quota."""
+    """The headers that are as true of a replay: not what was left of a rate limit or a quota, nor the configuration."""
     lines = headers.split(b"\r\n")
     return b"".join(line + b"\r\n" for line in lines if line and not line.startswith(_MOMENTARY))

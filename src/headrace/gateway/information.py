@@ -37,6 +37,11 @@ class Information:
         self._clock = clock
         self._openapi = b""
 
+    def go_by(self, terms: ServiceTerms) -> None:
+        """What a contract says of the configuration, from now on."""
+        self._terms = terms
+        self._openapi = b""
+
     def offered(self, caller: Principal, model: str) -> Deployment:
         """Raises ModelNotFound; nobody learns of a model that their key isn't for."""
         deployment = self._dispatch.routing.offered(model)

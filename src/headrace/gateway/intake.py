@@ -12,6 +12,7 @@ from headrace.core.ids import TenantId
 from headrace.core.request import Endpoint
 from headrace.gateway.bodies import BodyReader
 from headrace.gateway.media import MediaFetcher
+from headrace.gateway.rules import MediaRules
 from headrace.protocols.openai import ParsedBody
 
 TENANT_PLACES = 8  # a quarter of the bodies that may wait for the parser
@@ -31,6 +32,10 @@ class Intake:
         self._bodies.open(tasks)
         self._media.open(tasks)
 
+    def set_fetches_max(self, fetches_max: int) -> None:
+        """Requests that media is fetched for at once, from now on."""
+        self._media.set_fetches_max(fetches_max)
+
     @property
     def bodies_reading(self) -> int:
         return self._bodies.count
@@ -42,10 +47,12 @@ class Intake:
         with self._place(tenant):
             return await self._bodies.parse(endpoint, body, deadline_s=deadline_s)
 
-    async def inline(self, parsed: ParsedBody, *, tenant: TenantId, deadline_s: float) -> ParsedBody:
+    async def inline(
+        self, parsed: ParsedBody, rules: MediaRules, *, tenant: TenantId, deadline_s: float
+    ) -> ParsedBody:
         """The request with its media in place of the URLs, if they may be fetched at all. Raises ConcurrencyLimited."""
         with self._place(tenant):
-            return await self._media.inline(parsed, deadline_s=deadline_s)
+            return await self._media.inline(parsed, rules=rules, deadline_s=deadline_s)
 
     @contextmanager
     def _place(self, tenant: TenantId) -> Iterator[None]:

@@ -38,6 +38,11 @@ class Ladder:
         self.connections_max, self.work_max = shares.connections_max, shares.work_max
         self._show_left(resources.memories())  # before the first tick: nothing left is what 0 would say
 
+    def go_by(self, *, lag_s_max: float, hold_s: float, memory_bytes_max: int) -> None:
+        """From the next reading on; see config.PressureConfig."""
+        self._pressure.set_limits(lag_s_max=lag_s_max, hold_s=hold_s)
+        self._resources.memory_bytes_max = memory_bytes_max
+
     @property
     def verdict(self) -> Verdict:
         return self._pressure.verdict

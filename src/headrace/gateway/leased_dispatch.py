@@ -1,6 +1,7 @@
 """dispatch.py for one worker of several: slots and places in queues are leased, and a request may wait for a lease."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot, Replica
@@ -25,8 +26,9 @@ from headrace.gateway.leased_limits import LeasedLimiter, SubjectStock
 from headrace.gateway.leases import ANSWER_LIMIT_S, Lacking, Leases, Stock
 from headrace.gateway.shadow import SentShadow
 from headrace.policies import admission
+from headrace.policies.admission import QueueBounds
 from headrace.policies.dispatch import Dispatcher
-from headrace.policies.health import Circuit
+from headrace.policies.health import Circuit, HealthRules
 from headrace.policies.tickets import ReplicaKey, ReplicaSlots, Ticket
 
 
@@ -100,6 +102,14 @@ class LeasedDispatch(Dispatch):
                 self._resize(stock)
             self._drop_if_gone(stock)
         self._ask_for_slots()
+
+    def go_by(self, bounds: QueueBounds, health: HealthRules, *, is_adaptive: bool) -> None:
+        super().go_by(replace(bounds, length_max=0), health, is_adaptive=is_adaptive)
+        self._queue_length_max = bounds.length_max
+        for stock in self._leases:
+            if isinstance(stock, _QueueStock):
+                stock.changed(())  # places are lent, by the new bound as by the old
+                self._resize(stock)
 
     def wake(self) -> None:
         self._leased_limiter.tick(self._clock.now_s())

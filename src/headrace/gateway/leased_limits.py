@@ -12,7 +12,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import RateLimited
 from headrace.core.ids import TenantId
 from headrace.core.leases import Asking, AskRate, GrantRate, PoolKey, PoolKind, RateKey, ReturnRate
-from headrace.core.tenant import Principal, RateUnit
+from headrace.core.tenant import Principal, RateUnit, TenantLimits
 from headrace.core.usage import TokenUsage
 from headrace.gateway.leases import Lacking, Leases, Stock, Waiters
 from headrace.policies.levels import (
@@ -81,6 +81,11 @@ class _Rate:
         self.unleased = 0
         self.waiters = Waiters()
 
+    def set_terms(self, per_minute: int, burst: int) -> None:
+        """The limit as it is now; 0 for none any more: then only who came before takes of it, as it was."""
+        if per_minute:
+            self.per_minute, self.burst = per_minute, burst
+
     def has(self, amount: int, now_s: float) -> bool:
         return self.held >= amount and now_s < self.expires_s
 
@@ -88,14 +93,16 @@ class _Rate:
         """When the bucket will hold that much, as far as we know it."""
         return (amount - self.left) * 60.0 / self.per_minute - (now_s - self.left_at_s) + ROUNDING_S
 
-    def view(self, now_s: float) -> LimitView:
-        per_s = self.per_minute / 60.0
-        left = max(0.0, min(float(self.burst), self.held + self.left + (now_s - self.left_at_s) * per_s))
-        return LimitView(self.burst, int(left), (self.burst - left) / per_s)
+    def view(self, per_minute: int, burst: int, now_s: float) -> LimitView:
+        """What is left, for a request that came under that limit."""
+        per_s = per_minute / 60.0
+        left = max(0.0, min(float(burst), self.held + self.left + (now_s - self.left_at_s) * per_s))
+        return LimitView(burst, int(left), (burst - left) / per_s)
 
 
 class LeasedLimiter:
-    """The limiter of a worker. State: `_requests` and `_tokens`, the rates by subject; `_busy`, those to look at in the next tick.
+    """The limiter of a worker. State: `_requests` and `_tokens`, the rates by subject; `_busy`, those to look at in the next tick; `_limits`,
+    what holds now, by subject.
 
     Args:
         sharers: How many workers share the rates, over all hosts.
@@ -110,6 +117,7 @@ class LeasedLimiter:
         self._tokens: dict[str, _Rate] = {}
         self._busy: dict[RateKey, _Rate] = {}
         self._stocks: dict[str, SubjectStock] = {}
+        self._limits: dict[str, TenantLimits] = {}
 
     def take(self, principal: Principal, *, now_s: float) -> None:
         """Counts one request in. Raises RateLimited or ConcurrencyLimited, or Lacking before anything is counted."""
@@ -203,7 +211,7 @@ class LeasedLimiter:
         rate = self._requests.get(principal.tenant)
         if rate is None:
             return LimitView(limits.requests_burst, limits.requests_burst, 0.0)
-        return rate.view(now_s)
+        return rate.view(limits.requests_per_minute, limits.requests_burst, now_s)
 
     def view_levels(
         self, principal: Principal, model: str, *, now_s: float
@@ -212,8 +220,9 @@ class LeasedLimiter:
         views: dict[RateUnit, list[LimitView]] = {unit: [] for unit in RateUnit}
         for level in levels_of(principal, model):
             for unit in RateUnit:
-                if level.limits.rate(unit)[0]:
-                    views[unit].append(self._rate(level, unit).view(now_s))
+                per_minute, burst = level.limits.rate(unit)
+                if per_minute:
+                    views[unit].append(self._rate(level, unit).view(per_minute, burst, now_s))
         return tightest(views[RateUnit.REQUESTS]), tightest(views[RateUnit.TOKENS])
 
     def in_progress(self, subject: str) -> int:
@@ -228,18 +237,21 @@ class LeasedLimiter:
     def changed(self, principals: Iterable[Principal], *, revision: int) -> None:
         """Limits may be others from now on; the authority must know before the next question."""
         self._leases.revision = revision
-        totals: dict[str, int] = {}
+        limits = self._limits = dict[str, TenantLimits]()
         for principal in principals:
-            totals[principal.tenant] = principal.limits.concurrency_max
+            limits[principal.tenant] = principal.limits
             if principal.has_levels:
                 for model in ("", *principal.terms.model_limits):
-                    for level in levels_of(principal, model):
-                        totals[level.subject] = level.limits.concurrency_max
+                    limits.update((level.subject, level.limits) for level in levels_of(principal, model))
         for subject, stock in self._stocks.items():
-            total = totals.get(subject, stock.total)
+            total = limits[subject].concurrency_max if subject in limits else stock.total
             if stock.total and stock.total != total:
                 stock.total = total
                 self._leases.tell_limit(stock)
+        # What asks as of this revision must ask for the limits of this revision.
+        for unit, rates in ((RateUnit.REQUESTS, self._requests), (RateUnit.TOKENS, self._tokens)):
+            for subject in rates.keys() & limits.keys():
+                rates[subject].set_terms(*limits[subject].rate(unit))
 
     def received(self, message: GrantRate) -> None:
         self._leases.heard()
@@ -280,13 +292,12 @@ class LeasedLimiter:
         return stock
 
     def _rate(self, level: Level, unit: RateUnit) -> _Rate:
-        """With the limit as it is now."""
+        """With the limit as it is now, which may be another than when the request came."""
         rates = self._tokens if unit is RateUnit.TOKENS else self._requests
-        per_minute, burst = level.limits.rate(unit)
         rate = rates.get(level.subject)
         if rate is None:
-            rate = rates[level.subject] = _Rate(RateKey(unit, level.subject), per_minute, burst)
-        rate.per_minute, rate.burst = per_minute, burst
+            rate = rates[level.subject] = _Rate(RateKey(unit, level.subject), *level.limits.rate(unit))
+        rate.set_terms(*self._limits.get(level.subject, level.limits).rate(unit))
         return rate
 
     def _refuse_place(self, stock: SubjectStock, level: Level) -> None:

@@ -150,6 +150,10 @@ class Listener:
         self._resume_s = 0.0
         self._log_due_s = 0.0
 
+    def set_handshake_timeout(self, limit_s: float) -> None:
+        """Of the TLS handshakes that begin from now on."""
+        self._handshake_timeout_s = limit_s
+
     @property
     def number(self) -> int:
         number: int = self._sockets[0].getsockname()[1]

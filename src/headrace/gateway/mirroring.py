@@ -105,7 +105,7 @@ class _NobodysCall:
     body = b""
 
     def __init__(self, call: Call, request: InferenceRequest) -> None:
-        self.head, self.route = call.head, call.route
+        self.head, self.route, self.rules = call.head, call.route, call.rules
         self.principal: Principal | None = request.principal
         self.request_id = request.id
         self.received_s = request.arrived_s

@@ -1,40 +1,12 @@
 """What does a call ask for? Its body, which was parsed before, and its headers as one request with a deadline and a priority."""
 
-from dataclasses import dataclass
-
 from headrace.core.errors import InvalidRequest
 from headrace.core.fleet import Deployment
 from headrace.core.request import Endpoint, InferenceRequest
 from headrace.core.tenant import PRIORITIES, Priority
 from headrace.gateway.call import Call
 from headrace.gateway.idempotency import KEY_HEADER
-from headrace.protocols import bounds, openai
-
-_DEADLINE_HEADER = bounds.DEADLINE_HEADER.lower().encode()
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long a request may take; see config.RequestConfig.
-
-    Attributes:
-        default_s: If it doesn't say.
-        max_s: At most, whatever it says.
-    """
-
-    default_s: float
-    max_s: float
-
-    def of(self, call: Call) -> float:
-        """When the request's time is over: what its header asks for, or what every request has. Raises InvalidRequest."""
-        value = call.head.headers.get(_DEADLINE_HEADER)
-        if value is None:
-            return call.received_s + self.default_s
-        if not value.isdigit() or len(value) > bounds.DEADLINE_DIGITS_MAX or int(value) == 0:
-            raise InvalidRequest(
-                f"{bounds.DEADLINE_HEADER} must be a whole number of milliseconds, at least 1"
-            )
-        return call.received_s + min(self.max_s, int(value) / 1000.0)
+from headrace.protocols import openai
 
 
 def request_of(
@@ -77,6 +49,7 @@ def request_of(
         priority=_priority_asked(call.head.headers),
         target=deployment.key,
         is_pinned=parsed.model != deployment.name,
+        config_version=call.rules.version,
     )
 
 

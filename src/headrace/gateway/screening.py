@@ -9,6 +9,7 @@ from headrace.core.tenant import Principal
 from headrace.gateway.auth import Authenticator
 from headrace.gateway.call import Screened
 from headrace.gateway.routes import InferenceRoute, InfoRoute, Route, RouteTable, WebSocketRoute, open_to_all
+from headrace.gateway.rules import RequestRules
 from headrace.policies import scopes
 from headrace.policies.addresses import Address, Network
 from headrace.protocols import websocket
@@ -29,6 +30,7 @@ class Screening:
     """What is known before a body: an unknown caller's is neither kept nor parsed.
 
     Args:
+        rules: What the requests go by whose heads are judged here.
         trusted_proxies: Networks of proxies that are believed when they say whom they speak for.
     """
 
@@ -36,11 +38,13 @@ class Screening:
         self,
         auth: Authenticator,
         *,
+        rules: RequestRules,
         body_bytes_max: int,
         trusted_proxies: Sequence[Network],
         metrics: Metrics,
     ) -> None:
         self._auth = auth
+        self.rules = rules
         self._routes = RouteTable(body_bytes_max=body_bytes_max)
         self._trusted_proxies = trusted_proxies
         self._metrics = metrics
@@ -53,7 +57,7 @@ class Screening:
         """
         open_route = open_to_all(head.method, head.path)
         if open_route is not None:
-            return Screened(head, open_route, None, self._auth.version, math.inf)
+            return Screened(head, open_route, None, self._auth.version, math.inf, self.rules)
         is_websocket = head.upgrade == b"websocket"
         if is_websocket:
             websocket.adopt_key(head)
@@ -72,7 +76,7 @@ class Screening:
         if principal.scope.endpoints is not None:
             _check_endpoint(principal, route)
         expires_s = math.inf if entry.expires_s is None else entry.expires_s
-        return Screened(head, route, principal, self._auth.version, expires_s)
+        return Screened(head, route, principal, self._auth.version, expires_s, self.rules)
 
     def _origin(self, head: RequestHead, caller: Caller) -> Address | None:
         forwarded = head.headers.get(b"x-forwarded-for", b"")

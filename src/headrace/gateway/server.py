@@ -4,7 +4,6 @@ import asyncio
 import math
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.core.chance import Chance
@@ -39,14 +38,14 @@ from headrace.gateway.intake import Intake
 from headrace.gateway.ladder import Ladder
 from headrace.gateway.listener import Port
 from headrace.gateway.mirroring import Mirrors
-from headrace.gateway.reading import Deadlines, request_of
+from headrace.gateway.reading import request_of
 from headrace.gateway.routes import InferenceRoute, InfoRoute, WebSocketRoute
+from headrace.gateway.rules import PortLimits, RequestRules
 from headrace.gateway.screening import Caller, Screening
 from headrace.gateway.upstream import Upstream
 from headrace.gateway.usage import Account, UsageCloser
 from headrace.gateway.websocket import WebSocketConnection
 from headrace.policies import scopes
-from headrace.policies.addresses import Network
 from headrace.protocols import http1, openai, strict_json, websocket
 from headrace.protocols.contract import ServiceTerms
 from headrace.telemetry.logs import Log
@@ -56,22 +55,6 @@ TICK_S = 0.25
 FLUSH_CHECK_S = 0.02
 PRESSED_IDLE_S = 1.0  # under pressure: how long a kept-alive connection may idle
 Prepared = TypeVar("Prepared")
-
-
-@dataclass(frozen=True, slots=True)
-class PortLimits:
-    """See config.ServerConfig and config.RequestConfig."""
-
-    connections_max: int
-    header_timeout_s: float
-    idle_timeout_s: float
-    write_stall_limit_s: float
-    body_bytes_per_s_min: int
-    body_bytes_max: int
-    websocket_origins: frozenset[bytes]
-    trusted_proxies: tuple[Network, ...]
-    deadlines: Deadlines
-    heartbeat_s: float
 
 
 class Gateway:
@@ -92,6 +75,7 @@ class Gateway:
         intake: Intake,
         idempotency: Idempotency,
         limits: PortLimits,
+        rules: RequestRules,
         terms: ServiceTerms,
         outbox: Outbox,
         accepts_work: Callable[[], bool],
@@ -108,14 +92,8 @@ class Gateway:
         self.usage = usage
         self.clock = clock
         self.outbox = outbox
-        self.header_timeout_s = limits.header_timeout_s
-        self.idle_timeout_s = limits.idle_timeout_s
-        self.write_stall_limit_s = limits.write_stall_limit_s
-        self.body_bytes_per_s_min = limits.body_bytes_per_s_min
         self.intake = intake
         self.idempotency = idempotency
-        self._limits = limits
-        self._deadlines = limits.deadlines
         self._accepts_work = accepts_work
         self.keys_are_stale = False  # set by who watches them
         self._ladder = ladder
@@ -130,7 +108,7 @@ class Gateway:
         self._is_draining = False
         self._is_hurried = False
         self._quiet = asyncio.Event()
-        self._answer_headers = AnswerHeaders(dispatch, reservations)
+        self._answer_headers = AnswerHeaders(dispatch, reservations, config_version=rules.version)
         self.mirrors = Mirrors(
             dispatch,
             upstream,
@@ -140,17 +118,25 @@ class Gateway:
             clock=clock,
         )
         self._information = Information(dispatch, usage, terms, is_ready=lambda: self.is_ready, clock=clock)
-        self._screening = Screening(
-            auth,
-            body_bytes_max=limits.body_bytes_max,
-            trusted_proxies=limits.trusted_proxies,
-            metrics=metrics,
-        )
+        self._set_limits(limits, rules)
         self.ticked_s = clock.now_s()
         self.in_progress = 0
         self.uses: dict[KeyId, float] = {}
         self.streams: dict[Delivery, None] = {}
-        self._heartbeat_s = limits.heartbeat_s - TICK_S  # the tick that follows must not be too late
+
+    def _set_limits(self, limits: PortLimits, rules: RequestRules) -> None:
+        self._limits = limits
+        self.header_timeout_s = limits.header_timeout_s
+        self.idle_timeout_s = limits.idle_timeout_s
+        self.write_stall_limit_s = limits.write_stall_limit_s
+        self.body_bytes_per_s_min = limits.body_bytes_per_s_min
+        self._screening = Screening(
+            self.auth,
+            rules=rules,
+            body_bytes_max=limits.body_bytes_max,
+            trusted_proxies=limits.trusted_proxies,
+            metrics=self._metrics,
+        )
 
     async def handle(self, call: Call) -> None:
         """One request, start to end. Never raises but CancelledError, when the caller leaves."""
@@ -176,10 +162,10 @@ class Gateway:
     async def _infer(self, call: Call, endpoint: Endpoint) -> None:
         """The walk. Authentication came before the body (`screen`); what is raised before the account opens is a refusal."""
         self._require_open()
-        caller = call.principal
+        caller, rules = call.principal, call.rules
         assert caller is not None, "inference is never anonymous"
         if strict_json.is_heavy(call.body):
-            deadline_s = self._deadlines.of(call)
+            deadline_s = _deadline_s(call)
             parsed = await self._prepare(
                 call, self.intake.parse(endpoint, call.body, tenant=caller.tenant, deadline_s=deadline_s)
             )
@@ -187,9 +173,9 @@ class Gateway:
             parsed = openai.parse_body(endpoint, call.body)
         if parsed.remote_media:
             openai.check_against(self._target_of(call, caller, parsed), parsed)
-            deadline_s = self._deadlines.of(call)
+            deadline_s = _deadline_s(call)
             parsed = await self._prepare(
-                call, self.intake.inline(parsed, tenant=caller.tenant, deadline_s=deadline_s)
+                call, self.intake.inline(parsed, rules.media, tenant=caller.tenant, deadline_s=deadline_s)
             )
         deployment = self._target_of(call, caller, parsed)
         request = self._request_of(call, endpoint, parsed, deployment)
@@ -207,7 +193,7 @@ class Gateway:
             request,
             deployment,
             clock=self.clock,
-            heartbeat_s=self._heartbeat_s,
+            heartbeat_s=rules.heartbeat_s - TICK_S,  # the tick that follows must not be too late
             headers=self._answer_headers.lines,
         )
         slot = self.dispatch.slot(request)
@@ -264,7 +250,7 @@ class Gateway:
     def _request_of(
         self, call: Call, endpoint: Endpoint, parsed: openai.ParsedBody, deployment: Deployment
     ) -> InferenceRequest:
-        deadline_s, wall_s = self._deadlines.of(call), self.clock.wall_s()
+        deadline_s, wall_s = _deadline_s(call), self.clock.wall_s()
         request = request_of(call, endpoint, parsed, deployment, deadline_s=deadline_s, wall_s=wall_s)
         if self.reservations.has_quota(request.principal.tenant):
             return self.reservations.bounded(request, deployment)
@@ -411,6 +397,25 @@ class Gateway:
         self.dispatch.publish(snapshot)
         self.mirrors.publish(snapshot)
 
+    def go_by(self, limits: PortLimits, rules: RequestRules, terms: ServiceTerms) -> None:
+        """Another version of the configuration is in force for every head that is judged from now on. The key ring is replaced
+        in the same turn, so that nothing which was found out before is taken for a later request."""
+        self._set_limits(limits, rules)
+        if self._ladder is not None and not self._ladder.is_calm:
+            self.idle_timeout_s = min(PRESSED_IDLE_S, limits.idle_timeout_s)
+        self._information.go_by(terms)
+        self._answer_headers.go_by(rules.version)
+        self.upstream.go_by(rules.retries)
+        self.intake.set_fetches_max(rules.media.fetches_max)
+        for connection in self._connections:
+            if isinstance(connection, WebSocketConnection):
+                connection.set_message_bytes_max(limits.body_bytes_max)
+
+    @property
+    def config_version(self) -> int:
+        """Of the configuration that new requests go by."""
+        return self._screening.rules.version
+
     async def serve(self, port: Port, *, opened: Callable[[int], None]) -> None:
         """Takes connections from that port until cancelled. `opened` gets its number.
 
@@ -488,3 +493,7 @@ class Gateway:
             connection.hurry(now_s)
             if ladder.is_refusing:
                 connection.refuse_body(ladder.refusal())
+
+
+def _deadline_s(call: Call) -> float:
+    return call.rules.deadlines.of(call.head.headers, received_s=call.received_s)

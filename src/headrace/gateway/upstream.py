@@ -1,7 +1,6 @@
 """The attempt loop: send to a replica, watch it, and decide with policies/retry.py whether another may try."""
 
 import asyncio
-from dataclasses import dataclass
 
 from headrace.core import endings
 from headrace.core.chance import Chance
@@ -19,9 +18,10 @@ from headrace.gateway.attempt import Attempt
 from headrace.gateway.call import Call
 from headrace.gateway.delivery import Delivery
 from headrace.gateway.dispatch import Slot
+from headrace.gateway.rules import RetryRules
 from headrace.gateway.usage import Account, RecordSink
 from headrace.gateway.walk import Signal
-from headrace.gateway.watch import AttemptLimits, Watch
+from headrace.gateway.watch import Watch
 from headrace.policies import retry
 from headrace.policies.retry import RetryBudget
 from headrace.policies.tickets import ReplicaKey
@@ -31,16 +31,6 @@ from headrace.telemetry.metrics import Metrics
 
 BACKOFF_MAX_S = 1.0
 ROUNDING_S = 0.005  # the event loop's timers may run that much early
-
-
-@dataclass(frozen=True, slots=True)
-class RetryRules:
-    """See config.RequestConfig."""
-
-    attempts_max: int
-    ratio: float
-    floor_per_s: float
-    backoff_s: float
 
 
 class _Lane:
@@ -60,7 +50,6 @@ class Upstream:
         self,
         *,
         rules: RetryRules,
-        limits: AttemptLimits,
         outbox: Outbox,
         records: RecordSink,
         metrics: Metrics,
@@ -69,7 +58,7 @@ class Upstream:
         chance: Chance,
     ) -> None:
         self._rules = rules
-        self._watch = Watch(limits, clock=clock)
+        self._watch = Watch(clock=clock)
         self._outbox = outbox
         self._records = records
         self._metrics = metrics
@@ -83,6 +72,12 @@ class Upstream:
     def open(self, tasks: asyncio.TaskGroup) -> None:
         """Gets the group that owns the tasks which open connections."""
         self._tasks = tasks
+
+    def go_by(self, rules: RetryRules) -> None:
+        """Other budgets for retries from now on; what is in a purse stays there, up to what it may hold."""
+        self._rules = rules
+        for lane in self._lanes.values():
+            lane.budget.set_terms(ratio=rules.ratio, floor_per_s=rules.floor_per_s)
 
     def tick(self, now_s: float) -> None:
         """Called four times a second: looks at every attempt in progress."""
@@ -179,14 +174,13 @@ class Upstream:
         """
         error = failure(attempt.reception, ending, authorization=attempt.replica.authorization)
         request, now_s, outcome = attempt.request, self._clock.now_s(), attempt.reception.outcome
-        may_repeat = tried < self._rules.attempts_max and retry.may_repeat(
+        rules = attempt.call.rules.retries
+        may_repeat = tried < rules.attempts_max and retry.may_repeat(
             outcome, endpoint=request.endpoint, was_sent=attempt.was_sent, has_key=request.is_keyed
         )
         if may_repeat and retry.may_fall_back(ending) and now_s < request.deadline_s and slot.can_fall_back:
             return await _fall_back(slot, error)
-        pause_s = retry.pause_s(
-            tried, first_s=self._rules.backoff_s, max_s=BACKOFF_MAX_S, chance=self._chance
-        )
+        pause_s = retry.pause_s(tried, first_s=rules.backoff_s, max_s=BACKOFF_MAX_S, chance=self._chance)
         if not (
             ending.may_retry
             and may_repeat

@@ -341,6 +341,7 @@ class UsageCloser:
             model=request.model,
             revision=account.deployment.revision,
             endpoint=str(request.endpoint),
+            config_version=request.config_version,
             code=ending.error.code,
             reason=ending.reason,
             status=delivery.status,

@@ -6,36 +6,19 @@ would cost more than all else that an attempt does.
 
 import asyncio
 import math
-from dataclasses import dataclass
 
 from headrace.core.clock import Clock
 from headrace.core.outcome import AttemptOutcome
 from headrace.gateway.attempt import Attempt
+from headrace.gateway.rules import EXACT_BELOW_S
 
-EXACT_BELOW_S = 0.5  # two looks
 LONG_S = 2.0  # a deadline that far away when the request arrived is left to the looks
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptLimits:
-    """See config.RequestConfig."""
-
-    first_event_limit_s: float
-    stall_limit_s: float
-    write_stall_limit_s: float
-
-    @property
-    def are_short(self) -> bool:
-        """Whether one of them may pass before the next look."""
-        return min(self.first_event_limit_s, self.stall_limit_s) < 2 * EXACT_BELOW_S
 
 
 class Watch:
     """Watches every attempt in progress. Owner of `_timers`: an entry for each attempt, with its timer if it has one."""
 
-    def __init__(self, limits: AttemptLimits, *, clock: Clock) -> None:
-        self._limits = limits
-        self._is_exact = limits.are_short
+    def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
         self._timers: dict[Attempt, asyncio.TimerHandle | None] = {}
 
@@ -50,7 +33,7 @@ class Watch:
     def sent(self, attempt: Attempt) -> None:
         """It has begun to wait for the replica; most limits are too far away to look at now."""
         request = attempt.request
-        if self._is_exact or request.deadline_s - request.arrived_s < LONG_S:
+        if attempt.call.rules.is_exact or request.deadline_s - request.arrived_s < LONG_S:
             self._look(attempt, self._clock.now_s())
 
     def tick(self, now_s: float) -> None:
@@ -82,15 +65,17 @@ class Watch:
 
     def _due_s(self, attempt: Attempt) -> float:
         """When it will have waited too long: for the whole answer, for its caller, or for the replica."""
-        if attempt.call.is_paused:
-            limit_s = attempt.call.paused_since_s + self._limits.write_stall_limit_s
+        call = attempt.call
+        if call.is_paused:
+            limit_s = call.paused_since_s + call.rules.limits.write_stall_limit_s
         else:
-            limit_s = self._silence_ends_s(attempt)
+            limit_s = _silence_ends_s(attempt)
         return min(limit_s, attempt.request.deadline_s)
 
-    def _silence_ends_s(self, attempt: Attempt) -> float:
-        """A whole answer may take until the deadline to begin: it is only sent when all of it is there."""
-        reception = attempt.reception
-        if reception.first_event_s is not None:
-            return reception.heard_s + self._limits.stall_limit_s
-        return reception.heard_s + self._limits.first_event_limit_s if reception.is_streamed else math.inf
+
+def _silence_ends_s(attempt: Attempt) -> float:
+    """A whole answer may take until the deadline to begin: it is only sent when all of it is there."""
+    reception, limits = attempt.reception, attempt.call.rules.limits
+    if reception.first_event_s is not None:
+        return reception.heard_s + limits.stall_limit_s
+    return reception.heard_s + limits.first_event_limit_s if reception.is_streamed else math.inf

@@ -42,6 +42,7 @@ class WebSocketCall:
         "received_s",
         "request_id",
         "route",
+        "rules",
     )
 
     def __init__(
@@ -58,6 +59,7 @@ class WebSocketCall:
         self.head = head
         self.route: Route = screened.route.requests
         self.principal = screened.principal
+        self.rules = screened.rules
         self.body = body
         self.request_id = request_id
         self.received_s = received_s
@@ -142,6 +144,10 @@ class WebSocketConnection(CallerTransport):
         self._transport = transport
         transport.set_protocol(self)
         self._owner.opened(self)
+
+    def set_message_bytes_max(self, message_bytes_max: int) -> None:
+        """The longest message from now on."""
+        self._dialogue.set_message_bytes_max(message_bytes_max)
 
     # Called by the event loop.
 

@@ -357,11 +357,12 @@ class Dispatcher:
         shared = self._replicas.lend(key, slots)
         return [] if shared is None else self._start_waiting(self._users(shared), now_s)
 
-    def set_queue_bounds(self, bounds: QueueBounds) -> None:
-        """Bounds for all deployments from now on; what waits beyond them stays."""
-        self._bounds = bounds
+    def set_rules(self, bounds: QueueBounds, health: HealthRules, *, is_adaptive: bool) -> None:
+        """What all queues and replicas go by from now on; what waits beyond the bounds stays."""
+        self._bounds, self._health = bounds, health
         for state in self._states.values():
             state.bounds = bounds
+        self._replicas.set_rules(health, [load for _, load in self.loads()], is_adaptive=is_adaptive)
 
     def set_queue_length_max(self, target: TargetKey, length_max: int) -> None:
         """That deployment's queue has so many places from now on, until it is no longer offered."""

@@ -102,6 +102,14 @@ class ReplicaHealth:
         self.is_settled = True
         self.trials = 0
 
+    def go_by(self, rules: HealthRules) -> None:
+        """Other rules from now on. Who is out, or on the way back, is so for as long as was said."""
+        if self._slow_since_s is None:
+            self._slow_over_s = rules.slow_start_s
+        if self._next_out_s == self._rules.ejection_s:  # no ejection that is remembered
+            self._next_out_s = rules.ejection_s
+        self._rules = rules
+
     def circuit(self, now_s: float) -> Circuit:
         if self._is_out:
             return Circuit.OPEN if now_s < self.ejected_until_s else Circuit.HALF_OPEN

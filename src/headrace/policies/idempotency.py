@@ -63,15 +63,30 @@ class IdempotencyTable(Generic[Answer]):
         answer_bytes_max: int,
         size_of: Callable[[Answer], int],
     ) -> None:
-        assert answer_bytes_max <= bytes_max
-        self._ttl_s = ttl_s
-        self._entries_max = entries_max
-        self._bytes_max = bytes_max
         self._size_of = size_of
         self._entries: dict[KeyOf, _Entry[Answer]] = {}
         self._retained: dict[float, dict[KeyOf, None]] = {}
         self._bytes = 0
+        self.set_bounds(
+            ttl_s=ttl_s,
+            entries_max=entries_max,
+            bytes_max=bytes_max,
+            answer_bytes_max=answer_bytes_max,
+            now_s=0.0,
+        )
+
+    def set_bounds(
+        self, *, ttl_s: float, entries_max: int, bytes_max: int, answer_bytes_max: int, now_s: float
+    ) -> None:
+        """From now on. What is known already stays no longer than it would if it had come now, and while there is room."""
+        assert answer_bytes_max <= bytes_max
+        for entry in self._entries.values():  # in the order in which they end, before and after
+            entry.ends_s = min(entry.ends_s, now_s + ttl_s)
+        self._ttl_s = ttl_s
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
         self.answer_bytes_max = answer_bytes_max
+        self._make_room(0)
 
     def begin(
         self, tenant: TenantId, key: bytes, *, digest: bytes, now_s: float, retention_s: float | None = None

@@ -75,11 +75,15 @@ class Pressure:
     """
 
     def __init__(self, *, lag_s_max: float, hold_s: float) -> None:
-        self._lag_s_max = lag_s_max
-        self._hold_s = hold_s
+        self.set_limits(lag_s_max=lag_s_max, hold_s=hold_s)
         self._lags_s: deque[float] = deque(maxlen=LAGS_IN_A_ROW)
         self._needed_s = 0.0  # when a reading last asked for the present level
         self.verdict = Verdict()
+
+    def set_limits(self, *, lag_s_max: float, hold_s: float) -> None:
+        """For the readings from now on."""
+        self._lag_s_max = lag_s_max
+        self._hold_s = hold_s
 
     def judge(self, reading: Reading, *, now_s: float) -> Verdict:
         """The level from now on."""

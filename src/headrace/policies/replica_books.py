@@ -54,6 +54,16 @@ class ReplicaBooks:
         load.replica = replica
         return load
 
+    def set_rules(self, health: HealthRules, offered: Iterable[ReplicaLoad], *, is_adaptive: bool) -> None:
+        """What these replicas, those that still work, and all that come are judged by, and whether a limit for them is found out.
+        What was found out stays as long as that is the rule."""
+        is_other = is_adaptive is not self._is_adaptive
+        self._health, self._is_adaptive = health, is_adaptive
+        for load in (*offered, *self._retired.values()):
+            load.health.go_by(health)
+            if is_other:
+                load.shared.set_adaptive(load.replica, is_adaptive=is_adaptive)
+
     def retire(self, target: TargetKey, loads: Iterable[ReplicaLoad]) -> None:
         """They serve that target no longer, but for what runs on them."""
         self._retired.update({(target, load.key): load for load in loads if load.outstanding})

@@ -56,11 +56,15 @@ class RetryBudget:
     """
 
     def __init__(self, *, ratio: float, floor_per_s: float, now_s: float) -> None:
+        self.set_terms(ratio=ratio, floor_per_s=floor_per_s)
+        self._balance = min(self._balance_max, floor_per_s * WINDOW_S)
+        self._counted_s = now_s
+
+    def set_terms(self, *, ratio: float, floor_per_s: float) -> None:
+        """From now on; with the next request or retry the purse holds no more than it may then."""
         self._ratio = ratio
         self._floor_per_s = floor_per_s
         self._balance_max = floor_per_s * WINDOW_S + ratio * 100.0
-        self._balance = min(self._balance_max, floor_per_s * WINDOW_S)
-        self._counted_s = now_s
 
     def request(self) -> None:
         """A request arrived."""

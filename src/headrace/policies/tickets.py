@@ -126,7 +126,7 @@ class ReplicaSlots:
         self._workers = workers
         self._total = self.slots = replica.slots
         self.lease: int | None = None
-        self.limit = ConcurrencyLimit(replica.slots) if is_adaptive and not replica.traits.is_ours else None
+        self.limit = _limit_of(replica, is_adaptive=is_adaptive)
         self.outstanding = 0
         self.targets: tuple[TargetKey, ...] = ()
         self.slot_table = SlotTable(0) if replica.traits.partitions_slots else None
@@ -138,6 +138,11 @@ class ReplicaSlots:
             self.slot_table.resize(total)
         if self.limit is not None:
             self.limit.resize(total)
+        self.set_slots()
+
+    def set_adaptive(self, replica: Replica, *, is_adaptive: bool) -> None:
+        """Whether it is found out what is served well; if so, from the beginning."""
+        self.limit = _limit_of(replica, is_adaptive=is_adaptive)
         self.set_slots()
 
     @property
@@ -156,6 +161,10 @@ class ReplicaSlots:
     def set_slots(self) -> None:
         """Takes over what has changed of the slots, the lease or the limit."""
         self.slots = self.slots_max if self.limit is None else min(self.slots_max, self.limit.value)
+
+
+def _limit_of(replica: Replica, *, is_adaptive: bool) -> ConcurrencyLimit | None:
+    return ConcurrencyLimit(replica.slots) if is_adaptive and not replica.traits.is_ours else None
 
 
 class ReplicaLoad:

@@ -44,6 +44,7 @@ _HEADERS: dict[str, tuple[str, Schema]] = {
         "digest of what made the answer, or `unpinned` for a server that others run",
         _TEXT,
     ),
+    "x-headrace-config-version": ("the version of the configuration that the request was served by", _WHOLE),
     "x-ratelimit-limit-requests": ("requests that may come at once; where a rate applies", _WHOLE),
     "x-ratelimit-remaining-requests": ("how many of them are left", _WHOLE),
     "x-ratelimit-reset-requests": ("seconds until all are, such as `1.250s`", _TEXT),

@@ -104,6 +104,11 @@ class Dialogue:
         self._message: bytearray | None = None
         self._pending_bytes = 0
 
+    def set_message_bytes_max(self, message_bytes_max: int) -> None:
+        """Of the messages that are not whole yet, and all later ones."""
+        self._message_bytes_max = message_bytes_max
+        self._protocol.max_message_size = message_bytes_max + CONTROL_FRAME_BYTES_MAX
+
     @property
     def is_open(self) -> bool:
         """Whether neither side has begun to close."""

@@ -9,13 +9,16 @@ elsewhere from time to time, and what came before it can't be changed unnoticed.
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headrace.core.errors import ConfigError
+from headrace.stores import opening
 from headrace.stores.database import Database, Row
 
 _BEGINNING = bytes(32)
@@ -43,6 +46,7 @@ class Action(StrEnum):
     DEPLOYMENT_ROLLBACK = "deployment.rollback"
     DEPLOYMENT_REMOVE = "deployment.remove"
     ROLLOUT_SAY = "rollout.say"
+    CONFIG_RELOAD = "config.reload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,12 @@ def record(database: Database, act: Act) -> None:
     digest = _digest(previous or _BEGINNING, content)
     database.execute(f"INSERT INTO audit ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*content, digest))
     database.execute("UPDATE audit_head SET digest = ?", (digest,))
+
+
+def append(data: Path, act: Act) -> None:
+    """Records an act that changes nothing in the database of that data directory. Raises DatabaseUnavailable."""
+    with closing(opening.open_database(data)) as database, database.transaction():
+        record(database, act)
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, tuple[object, object]]:

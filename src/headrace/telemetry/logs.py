@@ -49,6 +49,7 @@ _REPLICA = ("replica", "model", "generation")
 _ENDED = (
     *_WHO,
     "revision",
+    "config_version",
     "status",
     "code",
     "reason",
@@ -138,7 +139,7 @@ EVENTS: dict[str, Event] = {
     "request.refused": Event(
         Level.INFO,
         "Turned away before any work.",
-        (*_WHO, "revision", "status", "code", "reason", "queue_wait_s", "total_s"),
+        (*_WHO, "revision", "config_version", "status", "code", "reason", "queue_wait_s", "total_s"),
     ),
     "limit.shadow": Event(
         Level.INFO,
@@ -283,6 +284,19 @@ EVENTS: dict[str, Event] = {
         Level.INFO,
         "The autoscaler wants another number of replicas, or something else holds it back: why, and by which guards.",
         ("model", "version", "replicas", "advised", "ready", "asked", "reason", "guards"),
+    ),
+    "config.reloaded": Event(
+        Level.INFO,
+        "The configuration was read anew and is in force, but for keys that need a restart and keys that something hides.",
+        (
+            *("config_version", "changed", "restart_required", "hidden", "silent", "late", "elapsed_s"),
+            "actor",
+        ),
+    ),
+    "config.refused": Event(
+        Level.ERROR,
+        "The configuration was read anew and is wrong; the one before stays in force.",
+        ("error", "actor"),
     ),
     "worker.started": Event(Level.INFO, "A worker was launched.", ("worker", "pid", "restarts")),
     "worker.ready": Event(Level.INFO, "A worker accepts connections.", ("worker", "pid", "elapsed_s")),

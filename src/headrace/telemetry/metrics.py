@@ -403,6 +403,18 @@ class Metrics:
         "How late the gateway's event loop ran its last periodic task.",
         merge=Merge.MAX,
     )
+    config_version: Gauge = _gauge(
+        "headrace_config_version", "Version of the configuration in force; it grows with each reload, from 1."
+    )
+    config_pending: Gauge = _gauge(
+        "headrace_config_restart_keys", "Keys of the configuration that only a restart puts in force."
+    )
+    config_reloads: Counter = _counter(
+        "headrace_config_reloads_total",
+        "Times that the configuration was read anew, by what came of it.",
+        labels=("result",),
+        series_max=4,
+    )
     controller_up: Gauge = _gauge(
         "headrace_controller_up", "1 while the controller works, else 0: what it published stays in force."
     )

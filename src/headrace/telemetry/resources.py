@@ -38,11 +38,11 @@ class Resources:
 
     Args:
         root: Where `proc` and `sys` are; for tests.
-        memory_bytes_max: A limit on the resident memory of this process alone; 0 for none.
+        memory_bytes_max: A limit on the resident memory of this process alone; 0 for none. It may be set anew.
     """
 
     def __init__(self, *, memory_bytes_max: int = 0, root: Path = Path("/")) -> None:
-        self._memory_bytes_max = memory_bytes_max
+        self.memory_bytes_max = memory_bytes_max
         self._proc = root / "proc"
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._groups = list(_memory_groups(root))
@@ -60,8 +60,8 @@ class Resources:
     def memories(self) -> tuple[Memory, ...]:
         """Every limit on memory that holds for this process: its own, its control groups', the machine's."""
         found = [memory for group in self._groups if (memory := group.memory()) is not None]
-        if self._memory_bytes_max:
-            found.append(Memory(self.resident_bytes(), self._memory_bytes_max))
+        if self.memory_bytes_max:
+            found.append(Memory(self.resident_bytes(), self.memory_bytes_max))
         facts = _numbers(self._proc / "meminfo")
         if "MemTotal:" in facts and "MemAvailable:" in facts:
             total_bytes = facts["MemTotal:"] * 1024
