@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,18 @@ def test_the_gateway_serves_on_while_the_controller_is_stopped() -> None:
         os.kill(pid, signal.SIGCONT)
         wait_until(lambda: not controller(service)["is_behind"], what="the controller to catch up")
         assert controller(service)["pid"] == pid
+
+
+def test_a_service_does_not_wait_for_a_controller_that_hangs_to_end() -> None:
+    """T61: asked to stop it stops, and nothing stays behind."""
+    with served() as (service, _):
+        pid = controller(service)["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: controller(service)["is_behind"], what="the controller to be behind")
+        began_s = time.monotonic()
+        assert service.stop() == 0
+        assert time.monotonic() - began_s < 15, "the grace of one that works is 20 s"
+        assert not is_running(pid)
 
 
 @pytest.mark.long

@@ -35,8 +35,9 @@ TICK_S = 0.25
 BEHIND_S = 3.0
 SILENCE_MAX_S = 15.0
 START_LIMIT_S = 60.0
-# Longer than every engine has to end.
+# Longer than every engine has to end; and for one that is behind as it is asked to.
 STOP_GRACE_S = 20.0
+STOP_GRACE_BEHIND_S = 1.0
 
 
 class ControllerSeat:
@@ -159,12 +160,15 @@ class ControllerSeat:
             "pid": self._process and self._process.pid,
             "restarts": self._restarts,
             "reason": self._reason,
-            "is_behind": not self._is_up or silent_s > BEHIND_S,
+            "is_behind": not self._is_up or self._is_silent(),
             "silent_s": silent_s,
             "epoch": self._epoch,
             "problem": self._problem,
             "snapshot_version": self._snapshot.version,
         }
+
+    def _is_silent(self) -> bool:
+        return self._clock.now_s() - self._heard_s > BEHIND_S
 
     async def run(self) -> None:
         """Until cancelled; then every engine is stopped within its grace. Raises ConfigError where the first one can't work."""
@@ -233,7 +237,8 @@ class ControllerSeat:
         if process.returncode is None:
             self._link.send(wire.Stop())
             try:
-                async with asyncio.timeout(STOP_GRACE_S):
+                # Engines that it doesn't end are ended by their lifeline.
+                async with asyncio.timeout(STOP_GRACE_BEHIND_S if self._is_silent() else STOP_GRACE_S):
                     await process.wait()
                     await gone.wait()
             except TimeoutError:
