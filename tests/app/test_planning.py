@@ -1,11 +1,13 @@
 """A plan counts what else is on the machine, what the old version has, and what requests took so far."""
 
+import errno
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from headrace.app import planning
 from headrace.app.planning import Planner
 from headrace.config import Config, EngineConfig
 from headrace.config import deployments as files
@@ -15,6 +17,7 @@ from headrace.policies.cold_start import ColdStart
 from headrace.policies.memory_plan import MIB, PROCESS_BYTES
 from headrace.policies.planning import Machine, Plan, Start
 from headrace.stores import sqlite
+from headrace.stores.database import DatabaseUnavailable
 from headrace.stores.deployments import DeploymentStore, open_deployments
 from headrace.stores.downloads import Silent
 from headrace.stores.fleet import open_fleet
@@ -232,6 +235,44 @@ def test_a_template_is_kept_with_its_version_and_checked(desk: Desk) -> None:
 
 
 # Gates
+
+
+def test_several_files_are_applied_together_or_not_at_all(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E1: also where the disk is full in the middle of it."""
+    desk.apply(scripted("one"), scripted("two"))
+    wish, begun = DeploymentStore._wish, []
+
+    def full_at_the_second(self: DeploymentStore, name: str, *more: object, **named: object) -> None:
+        begun.append(name)
+        if len(begun) > 1:
+            raise DatabaseUnavailable("disk is full")
+        wish(self, name, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeploymentStore, "_wish", full_at_the_second)
+    with pytest.raises(DatabaseUnavailable):
+        desk.apply(scripted("one", answer='"other"'), scripted("two", answer='"other"'))
+    assert begun == ["one", "two"]
+    assert {name: version.version for name, version in desk.store.wanted().items()} == {"one": 1, "two": 1}
+
+
+def test_a_lock_that_cant_be_written_is_no_lock_and_is_written_by_the_next_apply(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database counts: what is applied is applied, and no file says that another version was."""
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    desk.apply(scripted("one"))
+    with monkeypatch.context() as patched:
+        patched.setattr(planning, "write_whole", full)
+        desk.apply(scripted("one", answer='"other"'))
+    assert desk.store.wanted()["one"].version == 2
+    assert not desk.planner.lock_path("one").exists()
+    desk.apply(scripted("one", answer='"other"'))
+    assert b'"version": 2' in desk.planner.lock_path("one").read_bytes()
 
 
 def quality(named: str, min_delta: float) -> str:

@@ -5,7 +5,7 @@ does. It starts and stops nothing: it says what is wanted, and the controller ma
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from headrace.policies import cold_start, memory_plan, planning
 from headrace.policies.memory_plan import MIB, Architecture, Fit, MemoryPlan, Tenant
 from headrace.policies.planning import Machine, Plan
 from headrace.stores import architectures, fleet, opening, service_times, templates
-from headrace.stores.deployments import REMOVED, DeploymentStore
+from headrace.stores.deployments import REMOVED, DeploymentStore, Meant
 from headrace.stores.downloads import Progress
 from headrace.stores.objects import write_whole
 from headrace.stores.registry import open_store
@@ -97,14 +97,14 @@ class Planner:
         plans = self.plan(files)
         if any(plan.is_refused for plan in plans):
             return plans, []
-        applied = []
+        meant = []
         for file, plan in zip(files, plans, strict=True):
             assert plan.revision is not None, "a plan without one is refused"
-            template = template_text(file)
-            self._keep(plan.revision, template)  # before anybody may start it
-            version, is_new = self._store.apply(file.spec, plan.revision, file.text, template_text=template)
-            if is_new or not self.lock_path(version.name).exists():
-                self.write_lock(version)
+            meant.append(Meant(file.spec, plan.revision, file.text, template_text(file)))
+            self._keep(plan.revision, meant[-1].template_text)  # before anybody may start it
+        applied = []
+        for plan, (version, is_new) in zip(plans, self._store.apply_all(meant), strict=True):
+            self.write_lock(version)
             applied.append(Applied(plan, version, is_new))
         return plans, applied
 
@@ -113,8 +113,7 @@ class Planner:
         target = self._store.rollback_target(name) if version is None else self._store.version(name, version)
         self._keep(target.revision, target.template_text)
         is_new = self._store.want(name, target.version)
-        if is_new:
-            self.write_lock(target)
+        self.write_lock(target)
         return target, is_new
 
     def remove(self, name: str) -> bool:
@@ -128,6 +127,8 @@ class Planner:
         return self._data / LOCKS / f"{name}.lock.json"
 
     def write_lock(self, version: AppliedVersion) -> None:
+        """Where the file says something else. What can't be written is told by no file, never by one of another version:
+        the version is applied all the same."""
         facts = {
             "deployment": version.name,
             "version": version.version,
@@ -137,7 +138,13 @@ class Planner:
             "revision": version.revision,
         }
         encoded = msgspec.json.format(msgspec.json.encode(facts), indent=2)
-        write_whole(self.lock_path(version.name), encoded + b"\n")
+        path, content = self.lock_path(version.name), encoded + b"\n"
+        try:
+            if not path.exists() or path.read_bytes() != content:
+                write_whole(path, content)
+        except OSError:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _keep(self, revision: Revision, template: str) -> None:
         if revision.template is not None:

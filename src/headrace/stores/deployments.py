@@ -8,6 +8,7 @@ The tables are in the data directory itself, also where tenants are kept in a ce
 that machine's. Each change is in the audit log.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,15 @@ class Wish(NamedTuple):
     reason: str
     actor: str
     at_s: float
+
+
+class Meant(NamedTuple):
+    """What a file says, and what that means now."""
+
+    spec: DeploymentSpec
+    revision: Revision
+    file_text: str
+    template_text: str = ""
 
 
 class Word(NamedTuple):
@@ -200,33 +210,42 @@ class DeploymentStore:
 
         Nothing does where the wanted version has the same spec and the same revision, whatever its file looks like.
         """
-        name = spec.name
+        (applied,) = self.apply_all([Meant(spec, revision, file_text, template_text)])
+        return applied
+
+    def apply_all(self, meant: Iterable[Meant]) -> list[tuple[AppliedVersion, bool]]:
+        """The same for several, in their order: all of them or, where something goes wrong, none."""
         with self._database.transaction():
-            wish = self.wishes().get(name)
-            if wish is not None and wish.version != REMOVED:
-                current = self.version(name, wish.version)
-                if (current.spec, current.revision) == (spec, revision):
-                    return current, False
-            row = self._database.row(
-                "INSERT INTO deployment_version"
-                " (name, version, file_text, spec, lock, digest, actor, applied_s, template_text)"
-                " SELECT ?, coalesce(max(version), 0) + 1, ?, ?, ?, ?, ?, ?, ? FROM deployment_version WHERE name = ?"
-                f" RETURNING {_COLUMNS}",
-                (
-                    name,
-                    file_text,
-                    msgspec.json.encode(spec).decode(),
-                    msgspec.json.encode(revision).decode(),
-                    revision.digest,
-                    self._actor,
-                    self._clock.wall_s(),
-                    template_text,
-                    name,
-                ),
-            )
-            assert row is not None, "RETURNING has a row"
-            applied = _version(row)
-            self._wish(name, applied.version, "apply", Action.DEPLOYMENT_APPLY, digest=revision.digest)
+            return [self._apply(each) for each in meant]
+
+    def _apply(self, meant: Meant) -> tuple[AppliedVersion, bool]:
+        """Inside the transaction."""
+        name = meant.spec.name
+        wish = self.wishes().get(name)
+        if wish is not None and wish.version != REMOVED:
+            current = self.version(name, wish.version)
+            if (current.spec, current.revision) == (meant.spec, meant.revision):
+                return current, False
+        row = self._database.row(
+            "INSERT INTO deployment_version"
+            " (name, version, file_text, spec, lock, digest, actor, applied_s, template_text)"
+            " SELECT ?, coalesce(max(version), 0) + 1, ?, ?, ?, ?, ?, ?, ? FROM deployment_version WHERE name = ?"
+            f" RETURNING {_COLUMNS}",
+            (
+                name,
+                meant.file_text,
+                msgspec.json.encode(meant.spec).decode(),
+                msgspec.json.encode(meant.revision).decode(),
+                meant.revision.digest,
+                self._actor,
+                self._clock.wall_s(),
+                meant.template_text,
+                name,
+            ),
+        )
+        assert row is not None, "RETURNING has a row"
+        applied = _version(row)
+        self._wish(name, applied.version, "apply", Action.DEPLOYMENT_APPLY, digest=meant.revision.digest)
         return applied, True
 
     def want(
