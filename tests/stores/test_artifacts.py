@@ -9,6 +9,7 @@ import pytest
 
 from headrace.core.deployments import Artifact, ArtifactFile, folder_digest
 from headrace.core.errors import ConfigError, UpstreamError
+from headrace.stores import downloads
 from headrace.stores.catalog import CatalogEntry
 from headrace.stores.downloads import Patience
 from headrace.stores.registry import ModelStore
@@ -47,6 +48,16 @@ def read(tree: Path) -> dict[str, bytes]:
     return {
         path.relative_to(tree).as_posix(): path.read_bytes() for path in tree.rglob("*") if path.is_file()
     }
+
+
+def test_what_is_read_before_it_is_stored_is_told(
+    hub: FileServer, store: ModelStore, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E4: each file is read twice on its way in, and a replica that waits for it must see that."""
+    monkeypatch.setattr(downloads, "TOLD_FROM_BYTES", len(WEIGHTS))
+    artifact = store.resolve("hf://org/repo", rev=COMMIT, progress=heard)
+    store.fetch(artifact, progress=heard)
+    assert heard.lines.count(f"checking {len(WEIGHTS) / 1e6:.1f} MB") == 2
 
 
 def test_a_repository_becomes_one_artifact_with_all_of_its_files(

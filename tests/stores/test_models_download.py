@@ -42,6 +42,17 @@ def test_a_file_arrives_whole_with_progress_up_to_its_size(
     assert heard.advances[-1] == (len(CONTENT), len(CONTENT))
 
 
+def test_reading_a_large_file_is_progress_too(
+    server: FileServer, tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E4: a hundred gigabytes are read for minutes after their last byte has come, and that is no stall."""
+    monkeypatch.setattr(downloads, "TOLD_FROM_BYTES", len(CONTENT))
+    monkeypatch.setattr(downloads, "CHUNK_BYTES", len(CONTENT) // 4)
+    fetch(server, tmp_path, heard)
+    assert heard.lines[-1] == "checking 0.3 MB"
+    assert heard.advances[-4:] == [(len(CONTENT) * quarter // 4, len(CONTENT)) for quarter in (1, 2, 3, 4)]
+
+
 def test_a_cut_connection_goes_on_where_it_stopped(server: FileServer, tmp_path: Path, heard: Heard) -> None:
     server.cut_after_bytes = [100_000, 50_000]
     assert fetch(server, tmp_path, heard).read_bytes() == CONTENT

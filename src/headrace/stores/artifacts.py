@@ -14,7 +14,7 @@ from headrace.core.deployments import Artifact, ArtifactFile, folder_digest
 from headrace.core.errors import ConfigError, UpstreamError
 from headrace.policies import licenses
 from headrace.policies.licenses import LicenseClaim
-from headrace.stores import formats, gguf_file, model_card, selection, sources
+from headrace.stores import downloads, formats, gguf_file, model_card, selection, sources
 from headrace.stores.downloads import Patience, Progress
 from headrace.stores.fetching import Fetcher
 from headrace.stores.formats import ModelFacts
@@ -281,7 +281,7 @@ class ArtifactStore:
                 return target, ()
             blob = self._objects.path(file.sha256)
             try:
-                if sha256_of(blob) == file.sha256:
+                if downloads.told_digest(blob, fetcher.progress) == file.sha256:
                     os.link(blob, target)  # a removal from now on takes the store's name, not this one
                     return target, ()
             except FileNotFoundError:
@@ -294,7 +294,7 @@ class ArtifactStore:
         fetched = fetcher.fetch(source, sha256=file.sha256)
         (path,) = fetched.files.values()
         # Linked rather than moved: what a later call of the fetcher finds under its own name isn't fetched again.
-        target = fetcher.folder / sha256_of(path)
+        target = fetcher.folder / downloads.told_digest(path, fetcher.progress)
         if not target.exists():
             os.link(path, target)
         return target, fetched.claims

@@ -16,9 +16,10 @@ from urllib.parse import urljoin, urlsplit
 
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, UpstreamError
-from headrace.stores.objects import CHUNK_BYTES, sha256_of
+from headrace.stores.objects import CHUNK_BYTES
 
 SOCKET_TIMEOUT_S = 30.0
+TOLD_FROM_BYTES = 256 << 20
 HOPS_MAX = 8
 COMPLAINT_BYTES_MAX = 4096
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -69,7 +70,7 @@ class Seal(Protocol):
         """A file name while it is fetched: two contents never share one."""
         ...
 
-    def difference(self, path: Path) -> str:
+    def difference(self, path: Path, progress: Progress) -> str:
         """How what has arrived differs from what was promised; "" if it doesn't."""
         ...
 
@@ -84,8 +85,8 @@ class Sha256Seal:
     def name(self) -> str:
         return self.sha256
 
-    def difference(self, path: Path) -> str:
-        found = sha256_of(path)
+    def difference(self, path: Path, progress: Progress) -> str:
+        found = told_digest(path, progress)
         return "" if found == self.sha256 else f"SHA-256 is {found}, expected {self.sha256}"
 
 
@@ -99,11 +100,27 @@ class GitBlobSeal:
     def name(self) -> str:
         return f"git-{self.sha1}"
 
-    def difference(self, path: Path) -> str:
+    def difference(self, path: Path, progress: Progress) -> str:
         content = path.read_bytes()
         # SHA-1 is Git's choice; what is stored afterwards is known by its SHA-256.
         found = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
         return "" if found == self.sha1 else f"Git's id of it is {found}, expected {self.sha1}"
+
+
+def told_digest(path: Path, progress: Progress, *, algorithm: str = "sha256") -> str:
+    """The digest of what is on the disk, in hex. Of a large file it is told how far that is: reading a hundred gigabytes takes
+    minutes, and who sees nothing for so long gives it up."""
+    digest, size_bytes, done_bytes = hashlib.new(algorithm, usedforsecurity=False), path.stat().st_size, 0
+    is_told = size_bytes >= TOLD_FROM_BYTES
+    if is_told:
+        progress.say(f"checking {size_bytes / 1e6:.1f} MB")
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            done_bytes += len(chunk)
+            if is_told:
+                progress.advance(done_bytes, size_bytes)
+    return digest.hexdigest()
 
 
 class Silent:
@@ -251,7 +268,7 @@ def fetch(
             patience=patience,
             progress=progress,
         )
-        difference = seal.difference(part)
+        difference = seal.difference(part, progress)
         if not difference:
             return part.replace(whole)
         part.unlink()

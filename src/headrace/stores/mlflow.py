@@ -74,7 +74,7 @@ class SizeSeal:
         told = f"{self.place} {self.size_bytes} {self.etag}"
         return "place-" + hashlib.sha256(told.encode()).hexdigest()[:40]
 
-    def difference(self, path: Path) -> str:
+    def difference(self, path: Path, progress: Progress) -> str:
         found_bytes = path.stat().st_size
         return "" if found_bytes == self.size_bytes else f"{found_bytes} bytes, expected {self.size_bytes}"
 

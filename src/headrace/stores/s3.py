@@ -41,13 +41,12 @@ class EtagSeal:
     def name(self) -> str:
         return "etag-" + hashlib.sha256(f"{self.etag} {self.size_bytes}".encode()).hexdigest()[:40]
 
-    def difference(self, path: Path) -> str:
+    def difference(self, path: Path, progress: Progress) -> str:
         if (found_bytes := path.stat().st_size) != self.size_bytes:
             return f"{found_bytes} bytes, expected {self.size_bytes}"
         if not self.is_md5:
             return ""
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        found = downloads.told_digest(path, progress, algorithm="md5")
         return "" if found == self.etag else f"MD5 is {found}, expected {self.etag}"
 
 
