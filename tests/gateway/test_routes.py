@@ -101,6 +101,21 @@ def test_what_a_canary_fails_before_the_first_byte_is_answered_by_the_accepted_r
     assert sum(after.causes.values()) == 1
 
 
+@pytest.mark.parametrize("is_streaming", [True, False], ids=["streamed", "whole"])
+def test_what_every_revision_rejects_speaks_against_none_of_them(rig: RoutedRig, is_streaming: bool) -> None:
+    """Else callers' mistakes would have each canary rolled back: the accepted revision, asked last, is not blamed either."""
+    rig.route(0.0, 1.0)
+    before = (rig.target(1), rig.target(2))
+    rig.set_faults("error:400")
+    answer = ask(rig, stream=is_streaming)
+    assert answer.status == 400
+    accepted = rig.target(1, lambda load: load.since(before[0]).ended).since(before[0])
+    canary = rig.target(2, lambda load: load.since(before[1]).ended).since(before[1])
+    for load in (accepted, canary):
+        assert (load.arrived, load.rejected, load.faults) == (1, 1, 0)
+        assert load.causes == {"upstream_rejected": 1}
+
+
 def test_a_canary_that_fails_everything_is_not_noticed_whatever_the_budget_of_retries(rig: RoutedRig) -> None:
     """The accepted revision has no more to do than without it. Its failures are counted, all of them."""
     rig.route(0.5, 0.5)

@@ -93,6 +93,7 @@ class Account:
         deployment: The target that it is with now.
         load: What is counted of that.
         attempts_before: So many of `attempts` were another target's.
+        rejected_by: What is counted of a target that found the request wrong, until it is known who was right: see `follow`.
         is_drafted: Its record was appended before its end, which waits for the commit.
     """
 
@@ -104,6 +105,7 @@ class Account:
         "is_drafted",
         "load",
         "queue_wait_s",
+        "rejected_by",
         "request",
     )
 
@@ -113,16 +115,24 @@ class Account:
         self.deployment = deployment
         self.load = loads.arrived(deployment, request.target or deployment.key)
         self.attempts_before = 0
+        self.rejected_by: TargetLoad | None = None
         self.queue_wait_s = 0.0
         self.is_drafted = False
         self.attempts: list[AttemptEnd] = []
 
     def follow(self, deployment: Deployment) -> None:
-        """The request is with that target now: the one before had it only wait, or failed it before the first byte."""
+        """The request is with that target now: the one before had it only wait, or failed it before the first byte.
+
+        What it rejected is its failure only if another one then answers it; else the caller's mistakes would speak against
+        every target but the accepted one, which is asked last.
+        """
         if deployment is self.deployment:
             return
+        self.settle_rejection(is_answered=False)
         load, failed = self.load, self.attempts[self.attempts_before :]
-        if failed:
+        if failed and failed[-1].outcome is AttemptOutcome.REJECTED:
+            self.rejected_by = load
+        elif failed:
             cause = failed[-1].outcome.value
             load.failed_over += 1
             load.causes[cause] = load.causes.get(cause, 0) + 1
@@ -132,6 +142,19 @@ class Account:
         self.deployment = deployment
         self.load = self._loads.arrived(deployment, deployment.key)
         self.attempts_before = len(self.attempts)
+
+    def settle_rejection(self, *, is_answered: bool) -> None:
+        """It is known now what became of a request that a target had found wrong."""
+        load = self.rejected_by
+        if load is None:
+            return
+        self.rejected_by = None
+        if is_answered:
+            load.failed_over += 1
+        else:
+            load.rejected += 1
+        cause = AttemptOutcome.REJECTED.value
+        load.causes[cause] = load.causes.get(cause, 0) + 1
 
     def ended(self, ticket: Ticket) -> None:
         """Where the request was in the end, and how long it waited on its way."""
@@ -204,6 +227,8 @@ class UsageCloser:
         if series.is_logged:
             self._report(account, delivery, ending, total_s=total_s)
         load = account.load
+        if account.rejected_by is not None:
+            account.settle_rejection(is_answered=ending is COMPLETE)
         if ending is COMPLETE:
             load.delivered += 1
             load.total.observe(total_s)
