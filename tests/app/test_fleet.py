@@ -94,6 +94,8 @@ def test_an_engine_that_nobody_knows_is_ended(tmp_path: Path) -> None:
         running.until_ready("chat@v1")
         assert not is_running(engine)
         assert len(running.engines()) == 1
+        # What is new has another id, or its start would be ended with what is nobody's.
+        assert [(each["id"], each["restarts"]) for each in running.replicas()] == [("chat-1", 0)]
 
 
 def test_a_replica_is_ended_only_when_its_last_request_is(tmp_path: Path) -> None:

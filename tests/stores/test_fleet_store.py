@@ -99,6 +99,17 @@ def test_no_two_launches_have_a_generation_or_a_token_in_common(
     assert len({token for _, token in (first, second, third)}) == 3
 
 
+def test_controllers_that_never_live_long_keep_no_more_than_others(
+    database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "DECISIONS_MAX", 50)
+    for _ in range(20):
+        one = FleetStore(database, clock=clock)
+        one.take_lease("pid 1")
+        one.write(Change(decisions=[decision("scale", "chat", "load_up", {}, {})] * 30))
+    assert len(one.decisions(most=1000)) <= 150
+
+
 def test_decisions_are_kept_as_they_were_and_the_oldest_of_each_kind_go(
     store: FleetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ class _Look(NamedTuple):
 class Fleet:
     """Keeps what runs as it should be until cancelled. Engines outlive it, unless `end` was called before.
 
-    State, all of it the loop's: `_lives`, by replica; `_kept`, `_scaled` and `_steered`, what was last answered for each
+    State, all of it the loop's: `_lives`, by replica; `_fenced`, ids under which something is being ended; `_kept`, `_scaled` and `_steered`, what was last answered for each
     deployment or target, stored before it stands here.
 
     Args:
@@ -136,6 +136,7 @@ class Fleet:
         self._wake = asyncio.Event()
         self._tasks: asyncio.TaskGroup
         self._lives: dict[ReplicaId, Life] = {}
+        self._fenced: set[ReplicaId] = set()
         self._sight = Sight(wanted)
         self._kept: dict[str, DeploymentRow] = {}
         self._kept_scales: dict[TargetId, str] = {}
@@ -216,6 +217,7 @@ class Fleet:
             self._store.write(gone)
         for held in await asyncio.to_thread(self._launcher.inventory):
             if held.replica not in self._lives:
+                self._fenced.add(held.replica)
                 self._tasks.create_task(self._fence(held.replica), name=f"fence {held.replica}")
 
     async def _adopt(self, row: ReplicaRow) -> Adopted | None:
@@ -240,7 +242,8 @@ class Fleet:
             life.offered = life.row.generation
 
     async def _fence(self, replica: ReplicaId) -> None:
-        """Nobody knows what it is: it must hold no memory and answer nobody."""
+        """Nobody knows what it is: it must hold no memory and answer nobody. Until then its id is taken: what is launched under
+        it meanwhile would be ended too."""
         while True:
             try:
                 await self._launcher.fence(replica)
@@ -248,8 +251,8 @@ class Fleet:
             except OSError as error:
                 self._failing(f"replica {replica} can't be ended: {error}")
                 await asyncio.sleep(AGAIN_S)
-        if replica not in self._lives:
-            self._launcher.forget(replica)
+        self._launcher.forget(replica)
+        self._fenced.discard(replica)
 
     # One look.
 
@@ -340,7 +343,7 @@ class Fleet:
         for life in self._lives.values():
             if life.has_ended:
                 replicas[life.id] = None
-        taken = {*self._lives}
+        taken = {*self._lives, *self._fenced}
         for name in {*look.steered, *look.change.deployments}:
             steering = look.steered.get(name)
             present = self._lives_of(name)

@@ -92,7 +92,6 @@ class FleetStore:
     def __init__(self, database: Database, *, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._decisions = 0
         self.epoch = 0
 
     def close(self) -> None:
@@ -258,8 +257,9 @@ class FleetStore:
             )
 
     def _put_decision(self, decision: Decision) -> None:
-        self._database.execute(
-            "INSERT INTO decision (at_s, epoch, kind, deployment, reason, inputs, outcome) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        row = self._database.row(
+            "INSERT INTO decision (at_s, epoch, kind, deployment, reason, inputs, outcome) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " RETURNING seq",
             (
                 self._clock.wall_s(),
                 self.epoch,
@@ -270,8 +270,8 @@ class FleetStore:
                 bytes(decision.outcome).decode(),
             ),
         )
-        self._decisions += 1
-        if self._decisions % _FORGET_EVERY == 0:
+        # By its number and not by ours: controllers that never live long must not keep everything.
+        if row is not None and row[0] % _FORGET_EVERY == 0:
             self._forget_decisions()
 
     def _forget_decisions(self) -> None:
