@@ -217,3 +217,26 @@ def test_servers_that_others_run_are_a_deployment_too() -> None:
         running.remove("far")
         wait_until(lambda: running.ask("far")[0] == 404, what="the name to be forgotten")
         assert is_running(one.pid)
+
+
+def test_a_key_that_has_gone_is_a_problem_of_its_replica_and_not_of_the_controller(tmp_path: Path) -> None:
+    """E1: what was right when it was applied may be wrong when it is wanted again."""
+    key = tmp_path / "key"
+    key.write_text("theirs")
+    with scripted_engine(models=("theirs",)) as one, fleet() as running:
+        running.apply_file(
+            REMOTE.format(urls=f'"{one.url}"').replace("[rollout]", f'api_key = "file:{key}"\n[rollout]')
+        )
+        running.until_ready("far@v1", name="far")
+        controller = running.controller()["pid"]
+        running.remove("far")
+        wait_until(lambda: running.ask("far")[0] == 404, what="the name to be forgotten")
+        key.unlink()
+        running.service.cli("rollback", "far", "--to", "1")
+        wait_until(
+            lambda: any("revision.api_key" in each["reason"] for each in running.replicas("far")),
+            what="the reason",
+        )
+        key.write_text("theirs")
+        running.until_ready("far@v1", name="far")
+        assert running.controller()["pid"] == controller

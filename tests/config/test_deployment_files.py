@@ -154,6 +154,7 @@ def test_a_value_that_cant_be_is_refused_with_its_key_and_what_it_takes(content:
         (LEAST + '[revision]\ntokenizer = {uri = "x"}', "`revision.tokenizer`: the engine 'scripted' takes none"),
         (LEAST + '[revision]\nsource = "mlflow:models:/a@b"', "`revision.source`: the engine 'scripted' takes none"),
         (LEAST + '[revision]\nurls = ["http://a"]', "`revision.urls` and `deployment.engine` = \"remote\" go together"),
+        (LEAST.replace("scripted", "remote") + '[revision]\nurls = ["http://me:secret@a"]', "`revision.urls` must not hold credentials"),
         (LEAST.replace("scripted", "remote") + '[revision]\nurls = ["a:80"]', "`revision.urls` holds 'a:80'"),
         (LEAST.replace("scripted", "remote") + '[revision]\nurls = ["http://a"]\napi_key = "sk-1"', "never the key itself"),
         (WEIGHTS + '[revision]\nweights = {uri = ""}', "`revision.weights.uri` is required"),

@@ -99,7 +99,9 @@ def _revision(terms: RevisionTerms, engine: EngineKind) -> Iterator[str]:
     if (engine is EngineKind.REMOTE) != bool(terms.urls):
         yield '`revision.urls` and `deployment.engine` = "remote" go together: the servers\' addresses'
     for url in terms.urls:
-        if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", url):
+        if "@" in url.partition("//")[2].partition("/")[0]:
+            yield "`revision.urls` must not hold credentials; give the key by reference, as `revision.api_key`"
+        elif not re.fullmatch(r"https?://[^\s/]+(/\S*)?", url):
             yield f"`revision.urls` holds {url!r}; an address is such as http://127.0.0.1:8001"
     if terms.api_key and not re.fullmatch(r"(env|file):.+", terms.api_key):
         yield "`revision.api_key` must be a reference, env:NAME or file:PATH, never the key itself"

@@ -230,11 +230,11 @@ class Fleet:
     async def _go_on(self, life: Life, adopted: Adopted | None) -> None:
         try:
             spec = await self._supplies.now(life.applied)
+            self._start(life, spec, adopted)
         except HeadraceError:  # the next look asks again, and launches it anew
             if adopted is not None:
                 adopted.engine.let_go()
             return
-        self._start(life, spec, adopted)
         is_offered = offered_before(self._before.snapshot, life.id, life.row.generation) is not None
         if is_offered:
             life.ready_s = self._clock.now_s()
@@ -413,7 +413,12 @@ class Fleet:
                 spec = self._supplies.ask(life.applied, self._tasks)
                 life.problem = self._supplies.problem(life.applied)
                 if spec is not None:
-                    self._start(life, spec, None)
+                    try:
+                        self._start(life, spec, None)
+                    except (
+                        HeadraceError
+                    ) as error:  # such as a key that has gone since; asked again by the next look
+                        life.problem = str(error)
 
     def _take(self, id_: ReplicaId, row: ReplicaRow | None, now_s: float) -> None:
         if row is None:

@@ -1,5 +1,6 @@
 """A server that others run, as a replica of a deployment: asked for its models again and again, neither started nor ended."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from headrace.core.fleet import Deployment, ReplicaState
 from headrace.core.ids import ReplicaId
 
 REMOTE_SLOTS = 64
+AGAIN_S = 1.0
 
 
 class RemoteReplica:
@@ -43,6 +45,7 @@ class RemoteReplica:
         self._changed = changed
         self._generation = 0 if before is None else before.replicas[0].generation
         self._is_known = before is not None
+        self._problem = ""
         address = server.address()  # a URL that can't be served is refused here
         self._watch = UpstreamWatch(
             server,
@@ -53,9 +56,16 @@ class RemoteReplica:
         )
 
     async def run(self) -> None:
-        """Until cancelled. Raises OSError where its number can't be kept."""
-        if not self._is_known:
-            self._generation, _ = await self._launches.next(self.id)
+        """Until cancelled."""
+        while not self._is_known:
+            try:
+                self._generation, _ = await self._launches.next(self.id)
+            except OSError as error:  # a full disk must not end the controller
+                self._problem = f"its number can't be kept: {error}"
+                self._changed(self.status())
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self._is_known, self._problem = True, ""
         await self._watch.run()
 
     def leave(self) -> None:
@@ -68,7 +78,9 @@ class RemoteReplica:
         seen = self._watch.statuses()[0]
         offer = self._offer()
         state, reason = seen.state, seen.reason
-        if state is ReplicaState.READY and offer is None:
+        if self._problem:
+            state, reason = ReplicaState.FAILED, self._problem
+        elif state is ReplicaState.READY and offer is None:
             listed = ", ".join(each.deployment for each in self._watch.statuses()) or "nothing"
             state, reason = ReplicaState.FAILED, f"it offers {listed}, and not {self._spec.deployment}"
         return ReplicaStatus(
