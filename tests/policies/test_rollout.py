@@ -62,6 +62,39 @@ def test_a_failing_version_is_rolled_back_within_two_checks_of_its_minimum_sampl
     assert world.lost == 0
 
 
+def test_what_has_a_share_is_judged_also_while_the_replicas_of_the_next_step_start() -> None:
+    """A start may take many minutes, in which a share of the callers' requests has nobody else to look after it."""
+    world = fleet(Version(), replicas=4)
+    world.want(2, terms(), replicas=4)
+    while world.state.rollout is None or world.state.rollout.step == 0:
+        world.tick()
+    assert (world.share(2), world.state.rollout.is_open) == (0.1, False)
+    world.versions[2].ready_after_s, world.versions[2].stuck_after_s = None, 3600.0
+    world.versions[2].failure_share = 0.5
+    began_s = world.now_s
+    world.run_until_ended()
+    assert world.said == ["2 rolled_back: gate_failed"]
+    assert world.now_s - began_s <= 4 * 10.0
+    assert world.lost == 0
+
+
+def test_what_is_held_before_its_promotion_is_judged_and_what_an_operator_promotes_fully_is_not() -> None:
+    for is_promoted in (False, True):
+        world = fleet(Version())
+        world.want(2, terms(), replicas=2)
+        while world.share(2) < 0.5:
+            world.tick()
+        if is_promoted:
+            world.versions[2].ready_after_s, world.versions[2].stuck_after_s = None, 3600.0
+            world.say(Command.PROMOTE_FULLY)
+        while world.state.rollout is not None and world.state.rollout.stage is not Stage.PROMOTING:
+            world.tick()
+        world.say(Command.HOLD)
+        world.versions[2].failure_share = 0.5
+        world.run(60.0)
+        assert world.said == ([] if is_promoted else ["2 rolled_back: gate_failed"])
+
+
 def test_a_slow_version_is_rolled_back() -> None:
     world = fleet(Version(ttft_s=0.4))
     world.want(2, terms(), replicas=2)

@@ -112,7 +112,7 @@ def _looked(state: RolloutState, seen: Seen, now_s: float) -> RolloutState:
             stage_s=rollout.stage_s + elapsed_s,
             check_s=rollout.check_s + elapsed_s,
         )
-        if rollout.is_open:
+        if rollout.is_open or rollout.is_between:
             rollout = replace(
                 rollout,
                 candidate_did=rollout.candidate_did.plus(seen.of(rollout.candidate).fresh),
@@ -139,6 +139,8 @@ def _advanced(state: RolloutState, wanted: Wanted | None, seen: Seen, judge: Jud
         return _at_rest(state) if state.rehearsal is None else rehearsal.advanced(state, seen)
     if (stopped := _stopped(state, rollout, seen)) is not None:
         return stopped
+    if rollout.is_between and not rollout.is_waved and rollout.check_s >= rollout.terms.interval_s:
+        return _checked_between(state, rollout, seen, judge)
     match rollout.stage:
         case Stage.PREPARING:
             return _prepared(state, rollout, seen)
@@ -266,6 +268,14 @@ def _watched(state: RolloutState, rollout: Rollout, seen: Seen, judge: Judge) ->
     if rollout.undecided < UNDECIDED_MAX:
         return _waiting(state, rollout, Reason.EVIDENCE)
     return _undecided(state, rollout)
+
+
+def _checked_between(state: RolloutState, rollout: Rollout, seen: Seen, judge: Judge) -> RolloutState:
+    """Replicas for more may take long to start, and an operator may hold what is left: what has a share stays under its gates."""
+    rollout = checks.checked(rollout, seen, judge)
+    state = replace(state, rollout=rollout)
+    over = checks.over_budget(rollout)
+    return state if over is None else ended(state, Result.ROLLED_BACK, *over)
 
 
 def _promoted(state: RolloutState, rollout: Rollout, seen: Seen) -> RolloutState:

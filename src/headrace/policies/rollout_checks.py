@@ -39,12 +39,13 @@ def live_gates(rollout: Rollout) -> tuple[Gate, ...]:
     Where the candidate gets everything there is no concurrent control: only bounds of the metric itself can be judged.
     """
     gates = [gate for gate in rollout.terms.gates if not gate.metric.startswith(QUALITY_PREFIX)]
-    if rollout.stage is Stage.STEPPING:
+    has_callers = rollout.stage is Stage.STEPPING or rollout.is_between
+    is_alone = has_callers and (rollout.weight_ppm if rollout.is_between else rollout.share_ppm) >= WHOLE_PPM
+    if has_callers:
         gates = [gate for gate in gates if gate.metric != "agreement"]
-        if rollout.share_ppm >= WHOLE_PPM:
+        if is_alone:
             gates = [gate for gate in gates if gate.compare == "absolute"]
     if all(gate.metric != FAILURES.metric for gate in gates):
-        is_alone = rollout.stage is Stage.STEPPING and rollout.share_ppm >= WHOLE_PPM
         gates.insert(0, FAILURES_ALONE if is_alone else FAILURES)
     return tuple(gates)
 

@@ -97,7 +97,7 @@ def _obeyed(said: Said) -> tuple[RolloutState, Answer]:
                 stage=Stage.PROMOTING,
                 is_open=False,
                 is_held=False,
-                is_waved=False,
+                is_waved=True,
                 stage_s=0.0,
                 waits_for=Reason.REPLICAS,
             )

@@ -198,11 +198,11 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
         looks: Checks of this stage for which more requests had ended than for the one before, `looked_at` of them.
         undecided: Checks that had enough requests, and neither passed nor failed.
         fails, errors: Of each gate: failed checks in this stage, and checks in a row that couldn't be made.
-        candidate_did, accepted_did, pairs: Since the stage was opened.
+        candidate_did, accepted_did, pairs: Since the stage was opened, or the one before that, until the next one is.
         acceptance: Results so far. attempt: which run of the acceptance sets is the present one.
         checked: The last check.
         is_held: An operator said so.
-        is_waved: An operator said that it may leave this stage.
+        is_waved: An operator said that it may leave this stage, whatever its gates say.
         is_return: Back to a version that was accepted before, and is wanted now.
         waits_for: Why it stays where it is.
     """
@@ -247,6 +247,11 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     def is_recreate(self) -> bool:
         """The old replicas end before the new ones start."""
         return self.terms.strategy == "recreate" and self.accepted is not None
+
+    @property
+    def is_between(self) -> bool:
+        """It has a share of the traffic, and the next step or the promotion waits for replicas, or for an operator."""
+        return not self.is_open and self.weight_ppm > 0
 
     @property
     def steps(self) -> tuple[Step, ...]:
