@@ -13,7 +13,7 @@ from headrace.core.verdicts import Verdict
 from headrace.policies import quality_gate
 from headrace.policies.quality import SetKind
 from headrace.policies.quality_gate import GateRun
-from headrace.policies.rollout_state import AcceptanceRun
+from headrace.policies.rollout_state import Acceptance, AcceptanceRun
 from tests.evidence.rig import ids, revision, table
 from tests.support.scripted import scripted_engine
 
@@ -41,6 +41,22 @@ def test_a_wish_of_a_rollout_becomes_a_result_with_both_shares(tmp_path: Path) -
     assert "chat@v4 18 of 20 right; chat@v3 18 of 20 right" in found.detail
     assert (unknown.verdict, unknown.attempt) == (Verdict.ERROR, 1)
     assert "no set of cases 'nothing'" in unknown.detail
+
+
+def test_a_first_version_whose_gate_only_compares_passes_once_it_has_answered(tmp_path: Path) -> None:
+    """Else no deployment with such a gate could ever begin to serve."""
+    (tmp_path / "key").write_text("hr_system")
+    first = AcceptanceRun("rollout-1", "quality:document-assistant", 0, candidate=3, accepted=None)
+    terms = Gate("quality:document-assistant", min_delta=-0.15)
+
+    def found(faults: str) -> Acceptance:
+        with revision(bad=ids(SetKind.ACCEPTANCE)[:2], faults=faults) as engine:
+            child = AcceptanceChild(url=lambda: engine.url, key=f"file:{tmp_path / 'key'}", data=tmp_path)
+            return asyncio.run(child("chat", first, terms))
+
+    once = found("")
+    assert (once.verdict, once.candidate_share) == (Verdict.PASS, 0.9)
+    assert found("error:500").verdict is Verdict.ERROR
 
 
 def test_a_version_that_never_answers_is_an_error_within_the_time(tmp_path: Path) -> None:

@@ -36,7 +36,11 @@ class AcceptanceChild:
         self._data = data
 
     async def __call__(self, name: str, run: AcceptanceRun, gate: Gate) -> Acceptance:
-        """Never raises, but for a cancellation."""
+        """Never raises, but for a cancellation.
+
+        A first version has nobody to be compared with. Where the gate has no bound of its own either, it must have answered.
+        """
+        floor = 0.0 if gate.min is None and run.accepted is None else gate.min
         found = await evaluate(
             GateRun(
                 cases=gate.metric.removeprefix(QUALITY_PREFIX),
@@ -46,7 +50,7 @@ class AcceptanceChild:
                 key=self._key,
                 data=str(self._data),
                 margin=None if gate.min_delta is None else -gate.min_delta,
-                floor=gate.min,
+                floor=floor,
                 alpha=1.0 - gate.confidence,
                 purpose=f"{run.of} of {name}, attempt {run.attempt + 1}",
             )
