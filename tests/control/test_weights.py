@@ -1,5 +1,6 @@
 """A replica's files: fetched, read through before they are used, put aside when they are damaged, and fetched again once."""
 
+import asyncio
 import hashlib
 import os
 import threading
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.control.weights import Weights
+from headrace.control import weights
+from headrace.control.weights import Meter, Weights
 from headrace.core.deployment_terms import LifecycleTerms
 from headrace.core.deployments import Artifact
 from headrace.stores.downloads import Progress
@@ -77,6 +79,36 @@ def test_a_corrupt_file_is_put_aside_and_fetched_again_once(tmp_path: Path) -> N
         assert shelf.damaged == [shelf.root / ARTIFACT.sha256], "somebody is told"
 
     run(scenario)
+
+
+def test_a_file_that_another_replica_has_fetched_anew_is_not_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E8: two replicas read the damaged file at once; the second must not throw away what the first has brought."""
+    shelf = Shelf(tmp_path / "store", GOOD[:-1] + b"!")
+    read = weights._sha256
+
+    def read_while_it_is_replaced(path: Path, meter: Meter) -> str:
+        found = read(path, meter)
+        if found != ARTIFACT.sha256:
+            fresh = path.with_name("fresh")
+            fresh.write_bytes(GOOD)
+            fresh.replace(path)
+        return found
+
+    monkeypatch.setattr(weights, "_sha256", read_while_it_is_replaced)
+    brought = asyncio.run(shelf.weights().bring({"weights": ARTIFACT}, (), meter=Meter(), is_suspect=False))
+    assert brought["weights"].read_bytes() == GOOD
+    assert (shelf.fetched, shelf.damaged) == (1, [])
+    assert not (shelf.root / "quarantine").exists()
+
+
+def test_a_damaged_file_is_kept_from_the_moment_that_it_is_put_aside(tmp_path: Path) -> None:
+    """However old it is: what lies aside goes after some days."""
+    shelf = Shelf(tmp_path / "store", GOOD[:-1] + b"!", GOOD)
+    os.utime(shelf.fetch(ARTIFACT, Meter()), (1, 1))
+    asyncio.run(shelf.weights().bring({"weights": ARTIFACT}, (), meter=Meter(), is_suspect=False))
+    assert (shelf.root / "quarantine" / ARTIFACT.sha256).stat().st_mtime > 1
 
 
 def test_a_file_that_is_corrupt_wherever_it_comes_from_is_a_reason(tmp_path: Path) -> None:

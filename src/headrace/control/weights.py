@@ -7,6 +7,8 @@ reading hundreds of gigabytes for each start would cost more than it finds.
 import asyncio
 import contextlib
 import hashlib
+import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +85,7 @@ class Weights:
         self._root = root
         self._fetch = fetch
         self._note_damage = note_damage
+        self._aside = threading.Lock()  # held while a damaged file goes
 
     async def bring(
         self,
@@ -131,21 +134,28 @@ class Weights:
 
     def _damaged(self, files: tuple[File, ...], meter: Meter, *, is_suspect: bool) -> list[File]:
         """Those whose bytes are not what they should be; they are put aside."""
-        damaged = []
-        for file in files:
+        return [file for file in files if self._is_damaged(file, meter, is_suspect=is_suspect)]
+
+    def _is_damaged(self, file: File, meter: Meter, *, is_suspect: bool) -> bool:
+        """What is here now is looked at, and not what another replica has put aside or fetched anew since it was read."""
+        seen = self._root / "verified" / file.sha256
+        while True:
             stamp = _stamp(file.path)
-            seen = self._root / "verified" / file.sha256
             if not is_suspect and _read(seen) == stamp:
-                continue
+                return False
             if _sha256(file.path, meter) == file.sha256:
                 with contextlib.suppress(OSError):  # then it is read once more the next time
                     seen.parent.mkdir(parents=True, exist_ok=True)
                     seen.write_text(stamp)
-            else:
-                self._put_aside(file)
-                self._note_damage(file)
-                damaged.append(file)
-        return damaged
+                return False
+            with self._aside:
+                if not file.path.exists():
+                    return True
+                if _stamp(file.path) == stamp:
+                    self._put_aside(file)
+                    break
+        self._note_damage(file)
+        return True
 
     def _put_aside(self, file: File) -> None:
         """Out of the store, so that it is fetched anew, but kept: whoever wonders can compare. Others' files stay."""
@@ -154,6 +164,7 @@ class Weights:
             aside = self._root / "quarantine"
             aside.mkdir(parents=True, exist_ok=True)
             path.replace(aside / file.sha256)
+            os.utime(aside / file.sha256)  # it is kept for a while from now on, however old its bytes are
         with contextlib.suppress(FileNotFoundError):
             (self._root / "verified" / file.sha256).unlink()
 
