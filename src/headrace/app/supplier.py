@@ -1,9 +1,11 @@
 """How does a version become something that can be started? What headrace.toml names is here; the rest is fetched by its digest."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from headrace.app import runtimes
 from headrace.config import Config, resolve_secret
 from headrace.control.engine_spec import EngineSpec, of_applied
 from headrace.control.remote import REMOTE_SLOTS
@@ -58,13 +60,16 @@ class ModelSupplier:
         return {model.name: self._implicit(model) for model in self._models.values()}
 
     async def prepare(self, applied: AppliedVersion) -> EngineSpec:
-        """What is to run; its files are fetched by each replica. Raises ConfigError."""
+        """What is to run; its files are fetched by each replica. Raises ConfigError, also where its file pins another version of
+        the engine than is installed."""
         if applied.version == 0:
             return self._engine_spec(self._models[applied.name])
         if applied.revision.engine is EngineKind.REMOTE:
             return self._remote(applied)
         if applied.revision.engine not in KINDS:
             raise ConfigError(f"engine {applied.revision.engine}: nothing here starts it")
+        if applied.spec.revision.runtime.package:  # another one may have been installed since it was applied
+            await asyncio.to_thread(runtimes.runtime, applied.spec)
         if (template := applied.revision.template) is not None:
             self._templates[template.sha256] = applied.template_text
         engine = self._config.engine
