@@ -11,6 +11,8 @@ llamacpp:prompt_tokens_total 1.5e+06
 other{label="x"} 4
 broken line here
 empty
+llamacpp:tokens_predicted_total NaN
+llamacpp:kv_cache_usage_ratio +Inf
 plain 7
 
 """

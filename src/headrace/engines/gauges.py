@@ -5,6 +5,7 @@ that is in use, and `prompt_tokens_total`, `tokens_predicted_total` and `prompt_
 Whatever else it says without labels keeps its own name.
 """
 
+import math
 from collections.abc import Mapping
 
 # Engines that were renamed between releases have both names; the last one that it says counts.
@@ -72,7 +73,9 @@ def _samples(text: str, *, labelled: Mapping[str, str]) -> list[tuple[str, float
         if not name or name.startswith("#") or (brace and name not in labelled) or not numbers:
             continue
         try:
-            samples.append((name, float(numbers[0])))
+            value = float(numbers[0])
         except ValueError:
             continue
+        if math.isfinite(value):  # the format has NaN and Inf, which say nothing that can be counted with
+            samples.append((name, value))
     return samples
