@@ -215,6 +215,16 @@ def test_a_message_of_just_the_bound_is_taken_with_a_ping_in_its_middle() -> Non
     assert dialogue.is_open
 
 
+def test_another_bound_holds_for_the_message_that_is_coming() -> None:
+    dialogue = websocket.Dialogue(message_bytes_max=BOUND)
+    dialogue.set_message_bytes_max(2 * BOUND)
+    assert dialogue.feed(frame(TEXT, b"a" * 2 * BOUND)) == [b"a" * 2 * BOUND]
+    assert dialogue.feed(frame(TEXT, b"a" * 100, fin=False)) == []
+    dialogue.set_message_bytes_max(100)
+    assert dialogue.feed(frame(CONT, b"a")) == []
+    assert close_code(dialogue) == 1009
+
+
 @pytest.mark.parametrize("payload", [b"", (1000).to_bytes(2, "big"), (3000).to_bytes(2, "big") + b"bye"])
 def test_a_close_is_answered_with_its_own_code(payload: bytes) -> None:
     dialogue = websocket.Dialogue(message_bytes_max=BOUND)
