@@ -13,6 +13,7 @@ from headrace.control import weights
 from headrace.control.weights import Meter, Weights
 from headrace.core.deployment_terms import LifecycleTerms
 from headrace.core.deployments import Artifact
+from headrace.core.errors import HeadraceError
 from headrace.stores.downloads import Progress
 from tests.control.lives import FETCHING, READY, STARTING, WARMING, living, run, scripted
 from tests.control.rig import eventually
@@ -49,6 +50,66 @@ class Shelf:
 
 GOOD = b"weights " * 1000
 ARTIFACT = Artifact(uri="https://example.org/weights", sha256=digest(GOOD), size_bytes=len(GOOD))
+
+
+def test_who_waits_for_what_another_replica_fetches_gets_on_with_it(tmp_path: Path) -> None:
+    """E4: a long transfer is no stall for the second replica of a version, which waits for the same bytes."""
+    shelf, is_here = Shelf(tmp_path / "store", GOOD), threading.Event()
+    first, second = Meter(), Meter()
+    sent = 0
+
+    def fetch(artifact: Artifact, progress: Progress) -> Path:
+        nonlocal sent
+        if not shelf.fetched:
+            while not is_here.wait(0.01):
+                sent += 1
+                progress.advance(sent, 0)
+        return shelf.fetch(artifact, progress)
+
+    async def scenario() -> None:
+        weights = Weights(shelf.root, fetch)
+
+        def bring(meter: Meter) -> "asyncio.Task[dict[str, Path]]":
+            return asyncio.create_task(
+                weights.bring({"weights": ARTIFACT}, (), meter=meter, is_suspect=False)
+            )
+
+        brought = [bring(first)]
+        await eventually(lambda: first.bytes_done > 0)
+        brought.append(bring(second))
+        await eventually(lambda: second.bytes_done > 0)
+        before = second.bytes_done
+        await eventually(lambda: second.bytes_done > before)
+        is_here.set()
+        assert await brought[0] == await brought[1]
+        assert shelf.fetched == 1
+
+    run(scenario)
+
+
+def test_replicas_that_wait_for_bytes_leave_the_controller_its_threads(tmp_path: Path) -> None:
+    """E3: routes are stored and published, however many replicas are being fetched."""
+    is_over, waiting = threading.Event(), []
+
+    def fetch(artifact: Artifact, progress: Progress) -> Path:
+        waiting.append(artifact)
+        is_over.wait(60)
+        raise HeadraceError("it doesn't come")
+
+    async def scenario() -> None:
+        weights = Weights(tmp_path, fetch)
+        many = [Artifact(uri=f"https://example.org/{number}", sha256=f"{number:064}") for number in range(40)]
+        brought = [
+            asyncio.create_task(weights.bring({"weights": each}, (), meter=Meter(), is_suspect=False))
+            for each in many
+        ]
+        await eventually(lambda: len(waiting) == len(many))
+        await asyncio.to_thread(is_over.set)
+        for each in brought:
+            with pytest.raises(HeadraceError):
+                await each
+
+    run(scenario)
 
 
 @pytest.mark.slow

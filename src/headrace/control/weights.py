@@ -10,6 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from headrace.core.errors import HeadraceError
 from headrace.stores.downloads import Progress
 
 CHUNK_BYTES = 4 << 20
+FOLLOW_EVERY_S = 0.1
+# As many replicas get their files at once; others wait.
+THREADS_MAX = 64
 Fetch = Callable[[Artifact, Progress], Path]
 
 
@@ -40,6 +44,14 @@ class Meter:
         self.is_abandoned = False
         self._before = 0  # of the steps that are over
         self._step = 0
+
+    def follow(self, other: "Meter", is_over: threading.Event) -> None:
+        """Another thread does what this one is to do: what it gets on by counts here too, until it is over."""
+        seen = other.bytes_done
+        while not is_over.wait(FOLLOW_EVERY_S):
+            now = other.bytes_done
+            self._before, seen = self._before + max(0, now - seen), now
+            self._measure()
 
     def say(self, line: str) -> None:
         """A step began, which is progress too."""
@@ -86,6 +98,12 @@ class Weights:
         self._fetch = fetch
         self._note_damage = note_damage
         self._aside = threading.Lock()  # held while a damaged file goes
+        self._fetching: dict[
+            str, tuple[Meter, threading.Event]
+        ] = {}  # by address and digest, what is under way
+        self._turn = threading.Lock()  # held while that changes
+        # Threads of its own: those that wait for bytes must not be all that the controller has for its store.
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="weights")
 
     async def bring(
         self,
@@ -106,9 +124,11 @@ class Weights:
             HeadraceError, OSError: It can't be fetched or read.
             Abandoned: `meter` says so.
         """
-        work = asyncio.to_thread(self._bring, artifacts, tuple(known), meter, is_suspect)
+        loop = asyncio.get_running_loop()
         try:
-            return await work
+            return await loop.run_in_executor(
+                self._threads, self._bring, artifacts, tuple(known), meter, is_suspect
+            )
         finally:
             meter.is_abandoned = True
 
@@ -130,7 +150,22 @@ class Weights:
     def _fetched(self, artifact: Artifact, meter: Meter) -> Path:
         if self._fetch is None:
             raise HeadraceError(f"{artifact.uri} is not here, and nothing is fetched by this service")
-        return self._fetch(artifact, meter)
+        key = f"{artifact.uri} {artifact.sha256}"
+        mine = meter, threading.Event()
+        while True:
+            with self._turn:
+                other = self._fetching.setdefault(key, mine)
+            if other is mine:
+                break
+            meter.follow(
+                *other
+            )  # replicas of one version need the same: it is fetched once, and is progress for all
+        try:
+            return self._fetch(artifact, meter)
+        finally:
+            with self._turn:
+                del self._fetching[key]
+            mine[1].set()
 
     def _damaged(self, files: tuple[File, ...], meter: Meter, *, is_suspect: bool) -> list[File]:
         """Those whose bytes are not what they should be; they are put aside."""
