@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from headrace.policies.quality import SetKind
 from headrace.policies.quality_gate import GateRun
 from headrace.policies.rollout_state import Acceptance, AcceptanceRun
 from tests.evidence.rig import ids, revision, table
+from tests.support.certificates import Authority, self_signed
 from tests.support.scripted import scripted_engine
+from tests.support.tls_front import tls_front
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +60,34 @@ def test_a_first_version_whose_gate_only_compares_passes_once_it_has_answered(tm
     once = found("")
     assert (once.verdict, once.candidate_share) == (Verdict.PASS, 0.9)
     assert found("error:500").verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize("signed_by", ["itself", "an authority that nobody here trusts"])
+def test_a_service_with_tls_is_known_by_its_certificate_whatever_name_that_is_for(
+    tmp_path: Path, signed_by: str
+) -> None:
+    """Callers know it as models.example; the gate asks it at 127.0.0.1. Another certificate for that name is not believed."""
+    issue = partial(self_signed, tmp_path) if signed_by == "itself" else Authority(tmp_path).issue
+    own, other = issue("own", hosts=["models.example"]), issue("other", hosts=["models.example"])
+    wish = AcceptanceRun("rollout 1", "quality:document-assistant", 0, candidate=4, accepted=None)
+    gate = Gate("quality:document-assistant", compare="absolute", min=0.6)
+    (tmp_path / "key").write_text("hr_system")
+    with revision() as engine, tls_front(engine.port, own) as front:
+        found = [
+            asyncio.run(
+                AcceptanceChild(
+                    url=lambda: f"https://127.0.0.1:{front.port}/v1",
+                    key=f"file:{tmp_path / 'key'}",
+                    data=tmp_path,
+                    certificate=str(each.certificate),
+                )("chat", wish, gate)
+            )
+            for each in (own, other)
+        ]
+        requests = engine.stats()["requests"]
+    assert [each.verdict for each in found] == [Verdict.PASS, Verdict.ERROR]
+    assert found[0].candidate_share == 1.0
+    assert requests == 20  # neither question nor key went to whoever showed another one
 
 
 def test_a_version_that_never_answers_is_an_error_within_the_time(tmp_path: Path) -> None:

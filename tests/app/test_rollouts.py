@@ -4,14 +4,17 @@ Engines are scripted, and everything else is real: processes, ports, controller,
 """
 
 import json
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.acceptance_sets import words
-from tests.support.fleet import Callers, Fleet, fleet
+from tests.support.certificates import self_signed
+from tests.support.fleet import AT_ONCE, Callers, Fleet, fleet
 from tests.support.provider import wait_until
 
 pytestmark = pytest.mark.slow
@@ -103,6 +106,32 @@ def test_wrong_answers_with_status_200_are_found_before_a_customer_gets_one() ->
         assert until_over(running, candidate=3)["result"] == "promoted"
     assert callers.statuses == {"200"}, callers.outcomes
     assert set(callers.texts) == {"good", "better"}
+
+
+def test_the_gate_asks_a_service_with_tls_whose_certificate_nobody_has_signed(tmp_path: Path) -> None:
+    """By its own certificate, which is for another name than 127.0.0.1, and by the next one after that was renewed."""
+    own = self_signed(tmp_path, hosts=["models.example"])
+    gate = [{"metric": "quality:words", "compare": "absolute", "min": 0.5}]
+    sections = {"rollout": {**AT_ONCE, "error_limit": 3, "gate": gate}}
+    # The certificate is not what callers are here to check.
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    flags = ["--tls-certificate", str(own.certificate), "--tls-key", str(own.key)]
+    with fleet(arguments=flags, trust=trust) as running:
+        words(running.service, right=["good", "better"])
+        running.apply(answer="good", sections=sections)
+        running.until_answered("good")
+        running.apply(answer="wrong", sections=sections)
+        ended = until_over(running)
+        assert (ended["result"], ended["reason"]) == ("rolled_back", "gate_failed"), ended
+        self_signed(tmp_path, hosts=["models.example"])
+        wait_until(
+            lambda: any(line["event"] == "tls.reloaded" for line in running.service.log_lines()),
+            what="the new certificate in force",
+        )
+        running.apply(answer="better", sections=sections)
+        ended = until_over(running, candidate=3)
+        assert ended["result"] == "promoted", ended
 
 
 def test_a_shadow_whose_answers_differ_never_meets_a_customer() -> None:

@@ -14,9 +14,11 @@ import pytest
 from headrace.evidence import cases
 from headrace.policies.quality import SetKind
 from tests.evidence.rig import ANSWERS, evaluate, ids, own_set, report, revision, table
+from tests.support.certificates import Authority, self_signed
 from tests.support.echo_replica import echo_replica
 from tests.support.provider import provider
 from tests.support.scripted import scripted_engine
+from tests.support.tls_front import tls_front
 
 ACCEPTANCE = ("--cases", "document-assistant", "--set", "acceptance")
 pytestmark = pytest.mark.slow
@@ -307,3 +309,67 @@ def test_a_model_that_is_replaced_while_it_is_asked_has_not_been_judged(tmp_path
     assert found["candidate"]["revisions"] == ["sha256:one", "sha256:two"]
     assert found["candidate"]["cut"] == 20
     assert "was changed while it was asked" in found["detail"]
+
+
+def test_servers_with_tls_are_believed_by_an_authority_or_by_their_own_certificate(tmp_path: Path) -> None:
+    """The authority that is named holds for all of them, and the name counts then; the certificate for the one at --url."""
+    authority, own = Authority(tmp_path), self_signed(tmp_path, hosts=["models.example"])
+    asked = ["--cases", "document-assistant", "--model", "chat@v4", "--floor", "0.5", "--json"]
+    with (
+        revision(SetKind.TUNING) as engine,
+        tls_front(engine.port, authority.issue()) as named,
+        tls_front(engine.port, authority.issue("other", hosts=["models.example"])) as misnamed,
+        tls_front(engine.port, own) as alone,
+    ):
+        at = {front: ["--url", f"https://127.0.0.1:{front.port}/v1"] for front in (named, misnamed, alone)}
+        by_authority, by_itself = ["--ca", str(authority.file)], ["--certificate", str(own.certificate)]
+        other = [
+            "--compare",
+            "chat@v3",
+            "--compare-url",
+            f"https://127.0.0.1:{named.port}/v1",
+            "--margin",
+            "0.2",
+        ]
+        statuses = {
+            what: evaluate(tmp_path, *asked, *arguments).returncode
+            for what, arguments in {
+                "authority": [*at[named], *by_authority],
+                "authority of the system": at[named],
+                "authority, another name": [*at[misnamed], *by_authority],
+                "certificate": [*at[alone], *by_itself],
+                "another certificate": [*at[named], *by_itself],
+                "both": [*at[alone], *by_itself, *by_authority, *other],
+                "another server": [*at[alone], *by_itself, *other],
+            }.items()
+        }
+    assert statuses == {
+        "authority": 0,
+        "authority of the system": 4,
+        "authority, another name": 4,
+        "certificate": 0,
+        "another certificate": 4,
+        "both": 0,
+        "another server": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--url", "http://h", "--ca", "ca.pem"], "--ca is for a server with https://, and there is none"),
+        (
+            ["--url", "http://h", "--compare-url", "https://h", "--compare", "m2", "--certificate", "c.pem"],
+            "--certificate is for a server with https://, and there is none",
+        ),
+        (["--url", "https://h", "--ca", "/nowhere.pem"], "--ca: '/nowhere.pem' is not a PEM file"),
+        (["--url", "https://h", "--certificate", "/nowhere.pem"], "--certificate: '/nowhere.pem' is not"),
+        (["--url", "https://h", "--certificate", __file__], "is not a PEM file with a certificate"),
+    ],
+)
+def test_what_to_trust_must_be_there_and_be_of_use(
+    tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    done = evaluate(tmp_path, "--cases", "document-assistant", "--model", "m", *arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr

@@ -100,11 +100,14 @@ def report(verdict: Verdict | None) -> bytes:
 def test_the_command_asks_for_what_is_wanted_and_for_nothing_else() -> None:
     bare = quality_gate.command(RUN)
     assert bare[:5] == ("eval", "--set", "acceptance", "--cases", "mine")
-    assert not {"--compare", "--floor", "--margin"} & set(bare)
+    assert not {"--compare", "--floor", "--margin", "--certificate"} & set(bare)
     assert bare[-3:] == ("--for", "rollout 3", "--json")
-    full = msgspec.structs.replace(RUN, accepted="chat@v3", margin=0.05, floor=0.8, key="")
+    full = msgspec.structs.replace(
+        RUN, accepted="chat@v3", margin=0.05, floor=0.8, key="", certificate="/c.pem"
+    )
     command = " ".join(quality_gate.command(full))
     assert "--compare chat@v3 --margin 0.05 --floor 0.8" in command
+    assert "--certificate /c.pem" in command
     assert "--key" not in command
     assert quality_gate.child_limit_s(RUN) > RUN.limit_s
 

@@ -90,3 +90,11 @@ def test_a_certificate_cut_short_is_refused() -> None:
     for length in range(len(WHOLE)):
         with pytest.raises(x509.NotACertificate):
             x509.expiry_s(WHOLE[:length])
+
+
+def test_the_first_certificate_of_a_file_is_the_servers_own() -> None:
+    one, two = (
+        f"-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n" for body in ("b25l", "dHdv")
+    )
+    assert x509.first_pem(f"a key perhaps\n{one}{two}") == one
+    assert x509.first_pem("nothing of the kind") == ""

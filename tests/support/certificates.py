@@ -82,6 +82,27 @@ class Authority:
         return ssl.create_default_context(cafile=str(self.file))
 
 
+def self_signed(folder: Path, name: str = "own", *, hosts: Sequence[str] = HOSTS) -> Issued:
+    """As `openssl req -x509` makes one, in `NAME.pem` and `NAME.key`; an older one of that name is replaced."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _draft(_name(name), _name(name), key.public_key(), timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    issued = Issued(folder / f"{name}.pem", folder / f"{name}.key")
+    _replace(
+        issued.key,
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    )
+    _replace(issued.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+    return issued
+
+
 def server_context(issued: Issued) -> ssl.SSLContext:
     """What a plain server uses to present the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

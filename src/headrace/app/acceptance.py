@@ -28,12 +28,15 @@ class AcceptanceChild:
     Args:
         url: Where callers reach the service, as it is now.
         key: Reference to a key that may ask for versions by name.
+        certificate: PEM file with what the service shows where it speaks TLS: made for the name that callers know it by, and
+            perhaps signed by nobody, it is trusted as it is.
     """
 
-    def __init__(self, *, url: Callable[[], str], key: str, data: Path) -> None:
+    def __init__(self, *, url: Callable[[], str], key: str, data: Path, certificate: str = "") -> None:
         self._url = url
         self._key = key
         self._data = data
+        self._certificate = certificate
 
     async def __call__(self, name: str, run: AcceptanceRun, gate: Gate) -> Acceptance:
         """Never raises, but for a cancellation.
@@ -49,6 +52,7 @@ class AcceptanceChild:
                 url=self._url(),
                 key=self._key,
                 data=str(self._data),
+                certificate=self._certificate,
                 margin=None if gate.min_delta is None else -gate.min_delta,
                 floor=floor,
                 alpha=1.0 - gate.confidence,

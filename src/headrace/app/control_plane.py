@@ -100,7 +100,10 @@ class ControlPlane:
             run=data / "run" / "replicas", logs=data / "logs", lifeline_fd=lifeline_fd, clock=clock
         )
         self._acceptance = AcceptanceChild(
-            url=lambda: _public_url(data), key=f"file:{data / 'run' / system_key.NAME}", data=data
+            url=lambda: _public_url(data),
+            key=f"file:{data / 'run' / system_key.NAME}",
+            data=data,
+            certificate=config.server.tls_certificate,
         )
         self._before = before
         self._snapshot = before.snapshot

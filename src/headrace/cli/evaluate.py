@@ -66,6 +66,18 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", help="the model, as the server calls it")
     parser.add_argument("--url", metavar="URL", help="an OpenAI-compatible server")
     parser.add_argument("--key", default="", metavar="REF", help="its key: env:NAME or file:PATH")
+    parser.add_argument(
+        "--ca",
+        default="",
+        metavar="FILE",
+        help="PEM file of the authorities that may sign the certificates of servers with https:// (default: those of the system)",
+    )
+    parser.add_argument(
+        "--certificate",
+        default="",
+        metavar="FILE",
+        help="PEM file with the own certificate of the server at --url: it is trusted and no other, whatever its name is",
+    )
     parser.add_argument("--compare", metavar="M2", help="the accepted model, asked the same cases")
     parser.add_argument("--compare-url", metavar="URL", help="its server, if it's another")
     parser.add_argument("--compare-key", default="", metavar="REF", help="the key of that other server")
@@ -136,6 +148,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     for option in ("model", "url"):
         if not getattr(arguments, option):
             raise ConfigError(f"--{option} is needed to ask anybody")
+    _check_trust(arguments)
     path = case_files.find(arguments.cases, arguments.set, data=data)
     cases = case_files.load(path, expected=arguments.set)
     judge = _judge(arguments)
@@ -147,6 +160,14 @@ def _eval(arguments: argparse.Namespace) -> int:
     else:
         _print(report, is_listed=arguments.list or arguments.unseal)
     return PASSED if report.verdict is None else STATUS[report.verdict]
+
+
+def _check_trust(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for files that would not be looked at: no server speaks TLS with us."""
+    own = (arguments.compare_url, arguments.judge_url)
+    for option, urls in (("ca", (arguments.url, *own)), ("certificate", (arguments.url,))):
+        if getattr(arguments, option) and not any((url or "").startswith("https:") for url in urls):
+            raise ConfigError(f"--{option} is for a server with https://, and there is none")
 
 
 def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, data: Path) -> QualityReport:
@@ -189,13 +210,21 @@ def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, dat
 
 
 def _asker(arguments: argparse.Namespace, model: str, whose: str = "") -> Asker:
-    """Whoever has a server of its own gets the key that is named for it, and never the other server's."""
+    """Whoever has a server of its own gets the key that is named for it, and never the other server's nor its certificate."""
     url, key = arguments.url, "key"
     if whose and (own_url := getattr(arguments, f"{whose}_url")):
         url, key = own_url, f"{whose}_key"
     reference = getattr(arguments, key)
     secret = config.resolve_secret(reference, key=f"--{key.replace('_', '-')}") if reference else ""
-    return Asker(url, model, key=secret, deadline_s=arguments.deadline, clock=_CLOCK)
+    return Asker(
+        url,
+        model,
+        key=secret,
+        deadline_s=arguments.deadline,
+        clock=_CLOCK,
+        ca_file=arguments.ca,
+        certificate=arguments.certificate if key == "key" else "",
+    )
 
 
 def _judge(arguments: argparse.Namespace) -> Judge | None:

@@ -4,6 +4,7 @@ A retry would hide what a customer sees, and would ask a model that answers diff
 """
 
 import ssl
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -56,11 +57,24 @@ class Asker:
         url: `http://HOST:PORT`, with or without `/v1`.
         key: Sent as bearer token; "" sends none.
         deadline_s: For one answer, connecting included; the server is told.
+        ca_file: PEM file of the authorities that may sign its certificate; "" is those of the system.
+        certificate: PEM file with the server's own certificate, which is then the only one that is trusted.
     """
 
-    def __init__(self, url: str, model: str, *, key: str, deadline_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        key: str,
+        deadline_s: float,
+        clock: Clock,
+        ca_file: str = "",
+        certificate: str = "",
+    ) -> None:
         self.model = model
-        self._host, self._port, self._path, self._tls = _parsed(url)
+        self._host, self._port, self._path, is_tls = _parsed(url)
+        self._tls = _trust(ca_file, certificate) if is_tls else _no_tls
         self._headers = [("Authorization", f"Bearer {key}" if key else "")]
         self._headers.append(("X-Headrace-Deadline-Ms", str(round(deadline_s * 1000))))
         self._deadline_s = deadline_s
@@ -87,7 +101,7 @@ class Asker:
                 body=body,
                 timeout_s=self._deadline_s,
                 body_bytes_max=ANSWER_BYTES_MAX,
-                tls=self._tls,
+                tls=self._tls(),
             )
         except UpstreamError as error:
             return Reply(error=error.reason, took_s=self._clock.now_s() - began_s)
@@ -104,7 +118,8 @@ class Asker:
         return Reply(text, revision, choice.finish_reason == "length", "", took_s)
 
 
-def _parsed(url: str) -> tuple[str, int, str, ssl.SSLContext | None]:
+def _parsed(url: str) -> tuple[str, int, str, bool]:
+    """Host, port, path, and whether it speaks TLS."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -116,5 +131,15 @@ def _parsed(url: str) -> tuple[str, int, str, ssl.SSLContext | None]:
         )
     is_tls = parts.scheme == "https"
     path = parts.path.rstrip("/").removesuffix("/v1") + _PATH
-    context = tls.client_context("", key="--url") if is_tls else None
-    return parts.hostname, port or (443 if is_tls else 80), path, context
+    return parts.hostname, port or (443 if is_tls else 80), path, is_tls
+
+
+def _trust(ca_file: str, certificate: str) -> Callable[[], ssl.SSLContext]:
+    if certificate:
+        return tls.PinnedServer(certificate, key="--certificate").context
+    context = tls.client_context(ca_file, key="--ca")
+    return lambda: context
+
+
+def _no_tls() -> None:
+    """What a server with http:// is asked with."""

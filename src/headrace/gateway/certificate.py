@@ -103,11 +103,9 @@ class ServedCertificate:
 
 def _expiry_s(pem: str, path: Path) -> float:
     """Of the first certificate in the file, which is the server's own."""
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    _, found, rest = pem.partition(begin)
-    body, _, _ = rest.partition(end)
+    own = x509.first_pem(pem)
     try:
-        return x509.expiry_s(ssl.PEM_cert_to_DER_cert(begin + body + end) if found else b"")
+        return x509.expiry_s(ssl.PEM_cert_to_DER_cert(own) if own else b"")
     except ValueError:
         raise ConfigError(f"`server.tls_certificate`: {path} holds no certificate in PEM form") from None
 

@@ -23,6 +23,7 @@ class GateRun(msgspec.Struct, frozen=True):
         candidate, accepted: Names that the server knows, such as `chat-small@v4`; "" compares with nothing.
         key: Reference to the key, `env:NAME` or `file:PATH`.
         data: The data directory, where sets of one's own lie and the use is recorded.
+        certificate: PEM file with the server's own certificate, which is the only one to trust; "" asks the system's authorities.
         margin: How much smaller the candidate's share may be; `floor`: how small it may be at all; None asks for neither.
         alpha: Chance, one-sided, of a wrong verdict.
         limit_s: For the whole run.
@@ -35,6 +36,7 @@ class GateRun(msgspec.Struct, frozen=True):
     key: str
     data: str
     accepted: str = ""
+    certificate: str = ""
     margin: float | None = None
     floor: float | None = None
     alpha: float = 0.05
@@ -72,6 +74,7 @@ def command(run: GateRun) -> tuple[str, ...]:
         run.url,
     ]
     arguments += ["--key", run.key] if run.key else []
+    arguments += ["--certificate", run.certificate] if run.certificate else []
     arguments += ["--data", run.data]
     if run.accepted and run.margin is not None:
         arguments += ["--compare", run.accepted, "--margin", repr(run.margin)]

@@ -1,4 +1,4 @@
-"""Until when is a certificate valid? The one field of X.509 that we must read and that `ssl` doesn't show (RFC 5280)."""
+"""Which certificate of a PEM file is a server's own, and until when is it valid? What we must read and `ssl` doesn't show (RFC 5280)."""
 
 from datetime import UTC, datetime
 
@@ -8,6 +8,14 @@ _VERSION = 0xA0
 
 class NotACertificate(ValueError):
     """The bytes are not the DER form of an X.509 certificate."""
+
+
+def first_pem(text: str) -> str:
+    """The first certificate of a PEM file: where a chain is in it, the server's own. "" if there is none."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    _, found, rest = text.partition(begin)
+    body, _, _ = rest.partition(end)
+    return begin + body + end + "\n" if found else ""
 
 
 def expiry_s(der: bytes) -> float:
