@@ -214,7 +214,7 @@ def test_a_runtime_is_the_one_that_is_really_installed(desk: Desk, package: str,
 
 
 def test_a_template_is_kept_with_its_version_and_checked(desk: Desk) -> None:
-    """modelexpress#168: a template or tokenizer alone changes answers with identical weights."""
+    """mteb#5377: a template or tokenizer alone changes answers with identical weights."""
     weights, name = desk.model(), "[revision.template]\nfile = 'chat.jinja'\n"
     desk.apply(embedded(weights, name), templates={"chat.jinja": "{{ one }}"})
     first = desk.store.version("chat", 1)

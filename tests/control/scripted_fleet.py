@@ -20,12 +20,14 @@ from headrace.control.wanted import WantedVersions
 from headrace.core.clock import ManualClock
 from headrace.core.deployment_terms import LifecycleTerms
 from headrace.core.deployments import AppliedVersion, DeploymentSpec, EngineKind, Identity, Revision
+from headrace.core.errors import ConfigError
 from headrace.core.fleet import Deployment, FleetSnapshot, Replica, ReplicaState, Task
 from headrace.core.ids import ReplicaId
 from headrace.core.load import PlaneLoad, ReplicaUse
 from headrace.engines.openai_compatible import DIALECTS
+from headrace.stores import opening
 from headrace.stores.deployments import open_deployments
-from headrace.stores.fleet import FleetStore, LeaseLost, ReplicaRow, open_fleet
+from headrace.stores.fleet import FleetStore, LeaseLost, ReplicaRow
 
 DRAIN_S = 600.0
 CHAT = AppliedVersion(
@@ -193,8 +195,8 @@ class Controller:
         self.snapshots = [before.snapshot]
         self.gone: list[ReplicaId] = []
         self.was_replaced = asyncio.Event()
-        local = open_fleet(data, clock=clock)
-        self.books = Books(local._database, clock=clock)
+        self.lacks = ""
+        self.books = Books(opening.open_local(data), clock=clock)
         self.books.looked = asyncio.Event()
         self._deployments = open_deployments(data, clock=clock)
         self.epoch = self.books.take_lease("controller")
@@ -220,6 +222,8 @@ class Controller:
         self._deployments.close()
 
     async def prepare(self, applied: AppliedVersion) -> EngineSpec:
+        if self.lacks:
+            raise ConfigError(self.lacks)
         return SPEC
 
     def _make(
@@ -288,11 +292,13 @@ async def controller(
     *,
     replicas: int,
     snapshot: FleetSnapshot | None = None,
+    lacks: str = "",
 ) -> AsyncIterator[Controller]:
     """At work until the end of the block, when it goes as one that is killed: what runs stays.
 
     Args:
         snapshot: What the one before it had in force; without it there was none before.
+        lacks: Why nothing can be prepared.
     """
     made = Controller(
         data,
@@ -301,6 +307,7 @@ async def controller(
         replicas=replicas,
         before=Before(snapshot is None, snapshot or FleetSnapshot(), {}),
     )
+    made.lacks = lacks
     running = asyncio.create_task(_at_work(made))
     try:
         await made.looks()

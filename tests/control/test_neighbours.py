@@ -206,8 +206,43 @@ def test_skypilot_8563_a_row_without_an_engine_is_where_recovery_goes_on(
     asyncio.run(play())
 
 
-def test_xinference_2402_what_died_while_nobody_looked_is_started_again(tmp_path: Path) -> None:
-    """What was to be started by itself was forgotten with the node that had it. Here it is wanted until somebody says otherwise."""
+def test_skypilot_9683_a_controller_that_fails_to_come_up_deletes_nothing(tmp_path: Path) -> None:
+    """A boot that took too long fell through to the clean-up, which removed the service. Here three that can't prepare what is
+    wanted leave books and engines as they were, and launch nothing beside them."""
+
+    async def play() -> None:
+        machine, clock = Machine(), ManualClock()
+        async with controller(tmp_path, machine, clock, replicas=1) as first:
+            await first.ready(0)
+            rows, running = first.rows, dict(machine.running)
+        for _ in range(3):
+            async with controller(
+                tmp_path, machine, clock, replicas=1, snapshot=first.snapshots[-1], lacks="no such key"
+            ) as next_one:
+                await next_one.looks()
+                assert (next_one.rows, machine.running) == (rows, running)
+        assert (machine.launched, machine.fenced) == ([ONE], [])
+
+    asyncio.run(play())
+
+
+def test_xinference_2402_what_serves_goes_on_under_the_next_controller(tmp_path: Path) -> None:
+    """Who restarted the supervisor had to restart every worker and deploy every model again."""
+
+    async def play() -> None:
+        machine, clock = Machine(), ManualClock()
+        async with controller(tmp_path, machine, clock, replicas=2) as first:
+            await first.ready(0, 1)
+        async with controller(tmp_path, machine, clock, replicas=2, snapshot=first.snapshots[-1]) as second:
+            await second.looks()
+            assert len(machine.launched) == 2
+            assert second.snapshots == [first.snapshots[-1]], "not even the snapshot is another one"
+
+    asyncio.run(play())
+
+
+def test_xinference_5428_what_died_while_nobody_looked_is_started_again(tmp_path: Path) -> None:
+    """What was to be started by itself was forgotten with the worker that had it. Here it is wanted until somebody says otherwise."""
 
     async def play() -> None:
         machine, clock = Machine(), ManualClock()

@@ -297,6 +297,7 @@ def killed_at(step: int, work: Callable[[], None]) -> bool:
 def test_a_collection_killed_before_any_of_its_steps_leaves_records_and_files_in_agreement(
     tmp_path: Path, clock: ManualClock
 ) -> None:
+    """modelexpress#168: an eviction took the record and left the files, so the disk was as full as before."""
     needed = folder("needed", "cd")
     needs: Needs = {needed.sha256: ("chat@v1 is wanted",)}
     for step in range(1000):
