@@ -132,6 +132,20 @@ def test_a_canary_that_fails_everything_is_not_noticed_whatever_the_budget_of_re
     assert (failed.delivered, served.arrived, served.faults) == (0, 40, 0)
 
 
+def test_who_has_no_place_at_a_canary_has_one_at_the_accepted_revision(rig: RoutedRig) -> None:
+    """A canary that asks to be left alone for a while refuses nobody whom the accepted revision has room for."""
+    rig.route(0.0, 1.0)
+    before = rig.target(2)
+    rig.engines[1].set_faults("error:503:3")
+    answers = [ask(rig, f"c{number}") for number in range(8)]
+    assert [(answer.status, version(answer)) for answer in answers] == [(200, 1)] * 8
+    after = rig.target(2, lambda load: load.since(before).ended == 8).since(before)
+    assert (after.refused, after.delivered) == (0, 0)
+    assert after.handed_over > 0
+    rig.set_faults("")
+    wait_until(lambda: version(ask(rig)) == 2, what="the canary to be asked again")
+
+
 def test_what_a_canary_breaks_after_the_first_byte_is_broken(rig: RoutedRig) -> None:
     rig.route(0.0, 1.0)
     before = rig.target(2)

@@ -141,6 +141,14 @@ def test_who_arrives_for_a_target_that_has_just_gone_is_served_by_the_accepted_o
         made.arrive(ticket(V2, is_pinned=True), now_s=0.0)
 
 
+def test_only_who_may_be_served_by_the_accepted_target_is_taken_over_by_it(one: Dispatcher) -> None:
+    mine = ticket(V2)
+    assert one.take_over(mine)
+    assert mine.target == V1
+    assert mine.moved_to is not None
+    assert not any(one.take_over(each) for each in (ticket(V1), ticket(V2, is_pinned=True)))
+
+
 def test_what_a_canary_has_failed_is_tried_on_the_accepted_target(one: Dispatcher) -> None:
     one.publish(snapshot(target(1, replica("a", slots=2)), target(2, replica("b", slots=2))), now_s=0.0)
     failed, second = ticket(V2), ticket(V2)

@@ -197,15 +197,25 @@ class Dispatch:
         try:
             if self._reservations.has_quota(principal.tenant):
                 self._reserve(ticket, request)
-            starts = self._dispatcher.arrive(ticket, now_s=now_s)
-            if not starts:
-                self._check_place(ticket)
-                self._perform(self._dispatcher.wait(ticket, now_s=now_s))
+            try:
+                starts = self._placed(ticket, now_s=now_s)
+            except Saturated:
+                if not self._dispatcher.take_over(ticket):
+                    raise
+                starts = self._placed(ticket, now_s=now_s)
         except Exception:
             self._release(ticket)
             raise
         if has_levels and principal.shadow is not None and ticket.receipt is not None:
             ticket.receipt.shadow = self._shadow.begin(principal.shadow, ticket.receipt.demand, now_s=now_s)
+        return starts
+
+    def _placed(self, ticket: Ticket, *, now_s: float) -> bool:
+        """Whether it starts at its target, or has a place in the queue there. Raises OverloadError where it has neither."""
+        starts = self._dispatcher.arrive(ticket, now_s=now_s)
+        if not starts:
+            self._check_place(ticket)
+            self._perform(self._dispatcher.wait(ticket, now_s=now_s))
         return starts
 
     def enter_if_idle(self, ticket: Ticket, request: InferenceRequest) -> bool:

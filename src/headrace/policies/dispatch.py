@@ -184,6 +184,10 @@ class Dispatcher:
             locations.allowed(ticket.locations, self._states[accepted.key].loads)
         )
 
+    def take_over(self, ticket: Ticket) -> bool:
+        """Whether the ticket, which has just arrived and has no place at its target, is the accepted one's from now on."""
+        return self.can_fall_back(ticket) and self._taking_over(ticket) is not None
+
     def retry(self, ticket: Ticket, *, now_s: float) -> bool:
         """Another replica for a ticket whose slot was given back: now (True), or it waits again, ahead of later deadlines
         of its tenant and whatever the bounds: its place was paid for.
