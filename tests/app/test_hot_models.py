@@ -51,7 +51,7 @@ def deployment(uri: str, program: str) -> str:
         f'[deployment]\nname = "{NAME}"\nengine = "llamacpp"\n[revision]\nweights = {{ uri = "{uri}" }}\n'
         f'runtime = {{ command = "{program}" }}\nargs = {{ slots = 2, context_tokens = 512 }}\n'
         '[rollout]\nstrategy = "bluegreen"\nsteps = [{ weight = 100, min_requests = 0 }]\ninterval_s = 0.1\n'
-        'error_limit = 1000\nkeep_previous_s = 0\n'
+        "error_limit = 1000\nkeep_previous_s = 0\n"
         'gate = [{ metric = "failure_rate", max = 1.0, dry_run = true }]\n'
     )
 

@@ -1,6 +1,7 @@
 """What was applied is kept as it was, by a number that only grows; which of it is wanted is one newest row."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from headrace.core.deployments import Artifact, DeploymentSpec, EngineKind, Iden
 from headrace.core.errors import ConfigError
 from headrace.core.fleet import Task
 from headrace.stores import audit, deployments, opening, schema
-from headrace.stores.database import Database
+from headrace.stores.database import Database, DatabaseUnavailable
 from headrace.stores.deployments import REMOVED, ROLLBACK_TARGETS, DeploymentStore
 from headrace.stores.postgres import PostgresDatabase
 from tests.stores.conftest import Connect
@@ -185,3 +186,18 @@ def test_a_machines_deployments_are_its_own_and_its_audit_log_is_the_central_one
     assert local.row("SELECT count(*) FROM deployment_version") == (1,)
     assert audit.entries(local) == []
     local.close()
+
+
+def test_what_was_applied_is_known_while_the_central_database_is_away_but_nothing_changes_unaudited(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T54: the controller starts without it."""
+    with closing(deployments.open_deployments(tmp_path, clock=clock)) as store:
+        store.apply(spec(), revision(), "")
+    monkeypatch.setenv("CENTRAL", "postgresql://headrace@127.0.0.1:1/nowhere")
+    opening.remember(tmp_path, "env:CENTRAL")
+    with closing(deployments.open_deployments(tmp_path, clock=clock)) as store:
+        assert store.wanted()["chat"].version == 1
+        with pytest.raises(DatabaseUnavailable):
+            store.remove("chat")
+        assert store.wanted()["chat"].version == 1

@@ -8,7 +8,9 @@ The tables are in the data directory itself, also where tenants are kept in a ce
 that machine's. Each change is in the audit log.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,25 +84,31 @@ class DeploymentStore:
 
     Args:
         database: In the data directory.
-        audited: Where the audit log is, if that is another one.
+        open_audited: Opens the one where the audit log is, if that is another one. It is asked for when something is
+            recorded: what was applied is known and kept true also while the other one is away.
     """
 
     def __init__(
-        self, database: Database, *, clock: Clock, actor: str = "service", audited: Database | None = None
+        self,
+        database: Database,
+        *,
+        clock: Clock,
+        actor: str = "service",
+        open_audited: Callable[[], Database] | None = None,
     ) -> None:
         self._database = database
-        self._audited = audited
+        self._open_audited = open_audited
         self._clock = clock
         self._actor = actor
 
     def close(self) -> None:
         self._database.close()
-        if self._audited is not None:
-            self._audited.close()
 
     def acting(self, actor: str) -> "DeploymentStore":
         """The same store, for what somebody else does."""
-        return DeploymentStore(self._database, clock=self._clock, actor=actor, audited=self._audited)
+        return DeploymentStore(
+            self._database, clock=self._clock, actor=actor, open_audited=self._open_audited
+        )
 
     # What there is
 
@@ -307,23 +315,18 @@ class DeploymentStore:
 
     def _record(self, act: Act) -> None:
         """Inside the transaction of what is done."""
-        if self._audited is None:
+        if self._open_audited is None:
             audit.record(self._database, act)
             return
         # Before the change is committed here: an entry too many is found, one that is missing isn't.
-        with self._audited.transaction():
-            audit.record(self._audited, act)
+        with closing(self._open_audited()) as audited, audited.transaction():
+            audit.record(audited, act)
 
 
 def open_deployments(data: Path, *, clock: Clock, actor: str = "service") -> DeploymentStore:
     """The store of that data directory."""
-    local = opening.open_local(data)
-    try:
-        audited = opening.open_database(data) if opening.remembered(data) else None
-    except BaseException:
-        local.close()
-        raise
-    return DeploymentStore(local, clock=clock, actor=actor, audited=audited)
+    open_audited = partial(opening.open_database, data) if opening.remembered(data) else None
+    return DeploymentStore(opening.open_local(data), clock=clock, actor=actor, open_audited=open_audited)
 
 
 def _version(row: Row) -> AppliedVersion:
