@@ -201,18 +201,16 @@ def test_callers_know_names_and_no_targets(rig: RoutedRig) -> None:
 
 def test_what_has_failed_or_was_cut_short_is_logged_with_its_revision(rig: RoutedRig) -> None:
     rig.route(0.0, 1.0)
-    rig.engines[1].set_faults("error:500")
-    answer = ask(rig)
+    rig.engines[1].set_faults("error:500@1/4")  # never enough to be ejected for it
+    asked: set[str] = set()
 
-    def told() -> list[tuple[str, str]]:
+    def told() -> set[tuple[str, str]]:
+        """Of many failures in a short time the log tells some."""
+        asked.add(request_id(ask(rig)))
         lines = rig.provider.log_lines()
-        return [
-            (line["event"], line["revision"])
-            for line in lines
-            if line.get("request_id") == request_id(answer)
-        ]
+        return {(line["event"], line["revision"]) for line in lines if line.get("request_id") in asked}
 
-    assert wait_until(told, what="the line of its failure") == [("attempt.failed", "sha256:2")]
+    assert wait_until(told, what="the line of a failure") == {("attempt.failed", "sha256:2")}
 
 
 def wait_for_more(answers: list[Exchange], count: int) -> None:

@@ -63,8 +63,10 @@ class Router:
 
 def _target(offered: Deployment, changes: dict[str, Any]) -> Deployment:
     has_replicas = changes.pop("has_replicas", True)
+    generation = changes.pop("generation")
     changes = {"revision": f"sha256:{changes['version']}", "upstream_model": offered.name, **changes}
-    return replace(offered, **changes, replicas=offered.replicas if has_replicas else ())
+    replicas = [replace(replica, generation=replica.generation + generation) for replica in offered.replicas]
+    return replace(offered, **changes, replicas=tuple(replicas) if has_replicas else ())
 
 
 if __name__ == "__main__":

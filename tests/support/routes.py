@@ -23,15 +23,18 @@ NAME = "chat"
 class RoutedRig(Rig):
     """Engine n (from 1) serves version n of the model `chat`.
 
-    State: `_targets` and `_routes` as they are in the file.
+    State: `_targets` and `_routes` as they are in the file; `_generation` of all replicas.
     """
 
     file: Path
+    _generation = 0
 
     def begin(self, file: Path) -> None:
+        """Of replicas nothing is known any more, such as that they were ejected."""
         self.file = file
+        self._generation += 1
         self._targets: dict[str, dict[str, Any]] = {
-            f"chat-{version}": {"name": NAME, "version": version}
+            f"chat-{version}": {"name": NAME, "version": version, "generation": self._generation}
             for version in range(1, len(self.engines) + 1)
         }
         self._routes: dict[str, Any] = {}
