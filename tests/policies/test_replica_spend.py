@@ -51,6 +51,17 @@ def test_a_clock_that_goes_back_over_midnight_gives_no_second_budget() -> None:
     assert later.spent_pico == 4 * PICO + PRICE
 
 
+def test_a_clock_that_was_days_ahead_keeps_no_budget_from_coming_back() -> None:
+    ahead = accrue(
+        Spend(MIDNIGHT_S, 7, 0.0), replicas=1, price_pico=PRICE, now_s=0.0, wall_s=MIDNIGHT_S + 9 * DAY_S
+    )
+    ahead = Spend(ahead.day_start_s, 5 * PICO, 0.0)
+    back = accrue(ahead, replicas=0, price_pico=PRICE, now_s=1.0, wall_s=MIDNIGHT_S + 60.0)
+    assert back == Spend(MIDNIGHT_S, 5 * PICO, 1.0)
+    tomorrow = accrue(back, replicas=0, price_pico=PRICE, now_s=2.0, wall_s=MIDNIGHT_S + DAY_S)
+    assert (tomorrow.day_start_s, tomorrow.spent_pico) == (MIDNIGHT_S + DAY_S, 0)
+
+
 def test_without_a_price_or_a_bound_any_number_can_be_paid() -> None:
     for terms in (BudgetTerms(replica_hour="0.10"), BudgetTerms(per_day="5.00")):
         allowed = allowance(spent(10**15), terms, replicas_min=1, stay_s=60.0, wall_s=MIDNIGHT_S)

@@ -15,8 +15,8 @@ class Spend(msgspec.Struct, frozen=True):
     """What a deployment's replicas have cost today.
 
     Attributes:
-        day_start_s: Unix seconds at which that day began, UTC. It never moves back, so that a clock that does can't spend
-            a day's budget twice.
+        day_start_s: Unix seconds at which that day began, UTC. It doesn't move back, so that a clock that does can't spend
+            a day's budget twice, unless by more than a day: that one had been wrong, and what was spent by it still counts.
         spent_pico: Since then.
         read_s: Monotonic seconds up to which it is counted; None before the first count.
     """
@@ -48,7 +48,9 @@ def accrue(spend: Spend, *, replicas: int, price_pico: int, now_s: float, wall_s
     elapsed_s = 0.0 if spend.read_s is None else max(0.0, now_s - spend.read_s)
     today_s, _ = span_of(Period.DAY, wall_s)
     if today_s <= spend.day_start_s:
-        return Spend(spend.day_start_s, spend.spent_pico + _cost(replicas, elapsed_s, price_pico), now_s)
+        was_wrong = spend.day_start_s - today_s > 24 * HOUR_S
+        day_start_s = today_s if was_wrong else spend.day_start_s
+        return Spend(day_start_s, spend.spent_pico + _cost(replicas, elapsed_s, price_pico), now_s)
     of_today_s = min(elapsed_s, wall_s - today_s)
     return Spend(today_s, _cost(replicas, of_today_s, price_pico), now_s)
 
