@@ -125,7 +125,7 @@ def test_the_embedded_benchmark_measures_both_ways_and_the_cold_start(tmp_path):
     for sample in (*found["samples"]["direct"], *found["samples"]["headrace"]):
         assert 2 <= sample["tokens"] <= 8
     for stages in found["summary"]["cold_start_s"].values():
-        assert set(stages) == {"launch", "load", "warm"}
+        assert set(stages) == {"capacity", "fetch", "launch", "load", "warm"}
 
 
 @pytest.mark.alone

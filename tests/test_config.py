@@ -77,6 +77,15 @@ def test_a_mistyped_key_of_an_upstream_is_named_with_its_place() -> None:
     assert "unknown key `upstreams[1].slot`; did you mean `upstreams[1].slots`?" in message
 
 
+def test_in_a_table_whose_keys_are_the_files_own_only_what_they_hold_is_checked() -> None:
+    issuer = {"issuer": "https://id.test", "audience": "headrace", "scopes": {"acme": {"model": ["chat"]}}}
+    message = refusal(auth={"issuers": [issuer]})
+    assert "unknown key `auth.issuers[0].scopes.acme.model`" in message
+    assert "did you mean `auth.issuers[0].scopes.acme.models`?" in message
+    message = refusal(auth={"issuers": [{**issuer, "scopes": {"acme": {"models": 1}}}]})
+    assert "models" in message
+
+
 # Values
 
 

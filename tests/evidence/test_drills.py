@@ -205,7 +205,18 @@ def test_the_command_lists_what_can_be_rehearsed_and_refuses_the_rest(
 def under_way(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """`headrace drill`, its service running below that folder."""
     folder.mkdir()
-    command = [sys.executable, "-P", "-m", "headrace", "drill", "controller-loss", "--json"]
+    # Whoever runs the tests in the background may have them ignore Ctrl-C, and what they start.
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-P",
+        "-m",
+        "headrace",
+        "drill",
+        "controller-loss",
+        "--json",
+    ]
     process = subprocess.Popen(
         command,
         text=True,

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -46,6 +46,11 @@ def struct_in(annotation: Any) -> type[msgspec.Struct] | None:
     return next((found for inner in get_args(annotation) if (found := struct_in(inner)) is not None), None)
 
 
+def _has_any_key(annotation: Any) -> bool:
+    """A table whose keys are the file's to choose."""
+    return get_origin(annotation) is dict or any(_has_any_key(inner) for inner in get_args(annotation))
+
+
 def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, file: str, path: str) -> None:
     known = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
     for key, value in raw.items():
@@ -57,7 +62,11 @@ def _refuse_unknown_keys(raw: dict[str, Any], kind: type[msgspec.Struct], *, fil
         inner = struct_in(known[key])
         if inner is None:
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and _has_any_key(known[key]):
+            for name, item in value.items():
+                if isinstance(item, dict):
+                    _refuse_unknown_keys(item, inner, file=file, path=f"{where}.{name}.")
+        elif isinstance(value, dict):
             _refuse_unknown_keys(value, inner, file=file, path=f"{where}.")
         elif isinstance(value, list):
             for index, item in enumerate(value):
@@ -97,7 +106,8 @@ def _at(key: str, raw: Any, kind: type[msgspec.Struct]) -> tuple[Any, Any]:
             continue
         held = struct_in(annotation)
         assert held is not None, "only structs have keys"
-        annotation, raw = get_type_hints(held)[name], raw[name]
+        # Of a table with keys of the file's own the path doesn't say which one it is.
+        annotation, raw = get_type_hints(held)[name], raw.get(name)
     return annotation, raw
 
 
