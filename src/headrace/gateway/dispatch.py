@@ -203,7 +203,7 @@ class Dispatch:
                 if not self._dispatcher.take_over(ticket):
                     raise
                 starts = self._placed(ticket, now_s=now_s)
-        except Exception:
+        except Exception:  # whatever refuses it, what it took is given back
             self._release(ticket)
             raise
         if has_levels and principal.shadow is not None and ticket.receipt is not None:
