@@ -13,10 +13,11 @@ import pytest
 
 from headrace import config
 from headrace.cli.main import parser
-from headrace.config import deployment_rules, deployments
+from headrace.config import deployment_rules, deployments, slos
 from headrace.config.text import struct_in
 from headrace.core import errors
 from headrace.core.deployments import DeploymentSpec, EngineKind
+from headrace.core.slo import Metric, Slo
 from headrace.policies.reloading import effect_of
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -97,6 +98,24 @@ def test_deployment_file_examples_are_accepted() -> None:
     assert examples
     for example in examples:
         assert deployments.given(example, {}, file="deployment-file.md").warnings == ()
+
+
+# SLO files
+
+
+def test_slo_file_lists_every_key_with_its_default() -> None:
+    documented = [(row[0], row[1]) for row in table_rows("slo-file.md")]
+    assert documented == list(deployment_keys(Slo))
+
+
+def test_slo_file_names_every_metric_and_its_example_is_accepted() -> None:
+    meanings = {row[0]: row[2] for row in table_rows("slo-file.md")}
+    assert set(re.findall(r"`(\w+)` \(", meanings["objectives[].metric"])) == set(Metric)
+    page = (REFERENCE / "slo-file.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert examples
+    for example in examples:
+        slos.parse(example, file="slo-file.md")
 
 
 # Errors

@@ -1,0 +1,110 @@
+"""What does a file in `slos/` say? The whole of it as an Slo, or an error in the file's own words."""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from headrace.config import text
+from headrace.core import money
+from headrace.core.errors import ConfigError
+from headrace.core.slo import Metric, Objective, Slo
+
+FOLDER = "slos"
+FILE_BYTES_MAX = 64 * 1024
+
+_FORMS = {"deployment": "1 to 63 of a-z, 0-9 and `._-`, a letter or digit first"}
+
+
+def find(given: Sequence[str]) -> list[Path]:
+    """The files that are meant: those given, and all in a folder that is given; without any, all in `slos/`.
+
+    Raises: ConfigError where there is none.
+    """
+    found: list[Path] = []
+    for path in map(Path, given or [FOLDER]):
+        inside = sorted(path.glob("*.toml")) if path.is_dir() else [path]
+        if not inside or not (given or path.is_dir()):
+            raise ConfigError(f"{path}: no SLO file (*.toml) there; see docs/concepts/slo.md")
+        found += inside
+    return found
+
+
+def load(path: Path) -> Slo:
+    """Raises ConfigError naming file, key and what it takes."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
+        return parse(content.decode("utf-8"), file=str(path))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8: {error}") from error
+
+
+def parse(content: str, *, file: str) -> Slo:
+    """What the TOML says. Raises ConfigError; where several values can't be meant, it names all."""
+    try:
+        raw = tomllib.loads(content)
+        if isinstance(cost := raw.get("cost"), dict):
+            _keep_digits(cost, content)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    slo = text.convert(raw, Slo, file=file, forms=_FORMS)
+    if found := list(_problems(slo)):
+        raise ConfigError("\n".join(f"{file}: {each}" for each in found))
+    return slo
+
+
+def _keep_digits(cost: dict[str, Any], content: str) -> None:
+    """An amount that is written as a number becomes its digits: a binary fraction is no amount of money."""
+    name = "per_qualified_result_max"
+    written = tomllib.loads(content, parse_float=str)["cost"].get(name)
+    if isinstance(written, str | int) and not isinstance(written, bool):
+        cost[name] = str(written)
+
+
+def _problems(slo: Slo) -> Iterator[str]:
+    """Everything that can't be meant."""
+    if not slo.objectives and slo.failure_share_max is None:
+        yield "it promises nothing: give `failure_share_max`, or an `[[objectives]]` with metric, within_ms and share"
+    yield from _at_odds(slo)
+    try:
+        cost = slo.cost.max_pico
+    except ValueError as error:
+        yield f"`cost.per_qualified_result_max`: {error}"
+    else:
+        if cost is not None and cost <= 0:
+            yield "`cost.per_qualified_result_max` must be above 0"
+    if not money.is_currency(slo.cost.currency):
+        yield f"`cost.currency` must be three capital letters, got {slo.cost.currency!r}"
+
+
+def _at_odds(slo: Slo) -> Iterator[str]:
+    """Of one metric, a wider bound is worth something only with a larger share."""
+    by_metric = sorted(slo.objectives, key=_place)
+    for metric, group in groupby(by_metric, key=lambda objective: objective.metric):
+        ordered = list(group)
+        for tight, wide in pairwise(ordered):
+            if tight.within_ms == wide.within_ms:
+                yield f"`objectives`: {metric} within {tight.within_ms:g} ms is promised twice; keep one"
+            elif tight.share >= wide.share:
+                yield (
+                    f"`objectives`: {metric} within {wide.within_ms:g} ms says nothing with share {wide.share:g}, as"
+                    f" {tight.share:g} are within {tight.within_ms:g} ms already; raise its share, or drop it"
+                )
+    if slo.failure_share_max is None:
+        return
+    for objective in slo.objectives:
+        if objective.miss_share_max < slo.failure_share_max:
+            yield (
+                f"`failure_share_max` {slo.failure_share_max:g} is more than the {objective.miss_share_max:g} that"
+                f" {objective.name} leaves: what fails is within no bound; lower it"
+            )
+
+
+def _place(objective: Objective) -> tuple[Metric, float]:
+    return objective.metric, objective.within_ms
