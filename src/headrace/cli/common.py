@@ -68,13 +68,20 @@ def print_table(rows: Sequence[Sequence[object]], *, headings: Sequence[str]) ->
     print("\n".join(table(rows, headings=headings)))
 
 
-def table(rows: Sequence[Sequence[object]], *, headings: Sequence[str]) -> list[str]:
-    """Left-aligned columns, two spaces apart; numbers to the right. An empty table has only its headings."""
+def table(
+    rows: Sequence[Sequence[object]], *, headings: Sequence[str], numeric: Sequence[bool] | None = None
+) -> list[str]:
+    """Left-aligned columns, two spaces apart; numbers to the right. An empty table has only its headings.
+
+    Args:
+        numeric: Which columns are of numbers, where these are text already; None looks.
+    """
     cells = [[str(h).upper() for h in headings], *([_cell(value) for value in row] for row in rows)]
-    numeric = [
-        bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
-        for i in range(len(headings))
-    ]
+    if numeric is None:
+        numeric = [
+            bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
+            for i in range(len(headings))
+        ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
     return [
         "  ".join(

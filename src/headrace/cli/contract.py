@@ -9,6 +9,7 @@ import msgspec
 
 from headrace import config
 from headrace.cli import common, contract_page, status
+from headrace.evidence import page, tables
 from headrace.protocols import openapi
 from headrace.protocols.contract import Contract
 
@@ -44,11 +45,13 @@ def _contract(arguments: argparse.Namespace) -> None:
     if arguments.json:
         common.print_json(found)
         return
-    sections = contract_page.sections(msgspec.convert(found, Contract), tenant=arguments.tenant or "")
+    contract = msgspec.convert(found, Contract)
+    title, lead = contract_page.title(contract), contract_page.lead(contract, tenant=arguments.tenant or "")
+    sections = contract_page.sections(contract)
     if arguments.html is None:
-        print(contract_page.markdown(sections))
+        print(tables.markdown(sections, title=title, lead=lead))
     else:
-        arguments.html.write_text(contract_page.html(sections), encoding="utf-8")
+        arguments.html.write_text(page.page(title, sections, lead=lead), encoding="utf-8")
 
 
 def _openapi(arguments: argparse.Namespace) -> None:

@@ -1,36 +1,30 @@
 """How does a contract read? As Markdown, or as one page of HTML that needs nothing else."""
 
-import re
 from collections.abc import Iterator, Sequence
-from html import escape
-from typing import NamedTuple
 
+from headrace.evidence.page import Section, Table
 from headrace.protocols.bounds import Bound
 from headrace.protocols.contract import Contract, EndpointTerms, ErrorTerms
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; color: #1b2230; background: #fff; max-width: 62rem; margin: 3rem auto; padding: 0 1.5rem }
-h1 { font-size: 1.9rem; letter-spacing: -.02em; margin: 0 0 .3rem } h2 { font-size: 1.15rem; margin: 2.4rem 0 .4rem }
-table { border-collapse: collapse; width: 100%; margin: .8rem 0; font-size: .9rem } td, th { text-align: left; vertical-align: top; padding: .35rem .8rem .35rem 0; border-bottom: 1px solid #e4e7ee }
-th { color: #667085; font-weight: 600; font-size: .8rem } code { font: .88em ui-monospace, Menlo, Consolas, monospace; background: #f3f4f7; border-radius: 3px; padding: .05em .3em }
-p { margin: .4rem 0 } tr { break-inside: avoid } h2 { break-after: avoid }
-@media (prefers-color-scheme: dark) { body { color: #d7dce6; background: #14181f } td, th { border-color: #2a313d } code { background: #222936 } }
-"""
+
+def title(contract: Contract) -> str:
+    return f"{contract.model}: service contract"
 
 
-class Section(NamedTuple):
-    """One heading with what stands below it: paragraphs, and a table where there are rows."""
-
-    heading: str
-    paragraphs: Sequence[str] = ()
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-
-
-def sections(contract: Contract, *, tenant: str) -> list[Section]:
-    """What the page says, in its order, the title first."""
+def lead(contract: Contract, *, tenant: str) -> list[str]:
+    """What stands below the title."""
+    context = f", {contract.context_tokens:,} tokens of context" if contract.context_tokens else ""
     return [
-        _title(contract, tenant),
+        f"Revision `{contract.revision}`, served by headrace {contract.version}{context}."
+        + (f" As it holds for the tenant `{tenant}`." if tenant else ""),
+        "Made of the values that the service itself goes by; "
+        f"programs read it at `GET /v1/models/{contract.model}/contract`.",
+    ]
+
+
+def sections(contract: Contract) -> list[Section]:
+    """What the page says, in its order."""
+    return [
         *_requests(contract),
         _streams(contract),
         *_errors(contract),
@@ -43,22 +37,19 @@ def sections(contract: Contract, *, tenant: str) -> list[Section]:
     ]
 
 
-def _title(contract: Contract, tenant: str) -> Section:
-    context = f", {contract.context_tokens:,} tokens of context" if contract.context_tokens else ""
-    return Section(
-        f"{contract.model}: service contract",
-        [
-            f"Revision `{contract.revision}`, served by headrace {contract.version}{context}."
-            + (f" As it holds for the tenant `{tenant}`." if tenant else ""),
-            "Made of the values that the service itself goes by; "
-            f"programs read it at `GET /v1/models/{contract.model}/contract`.",
-        ],
-    )
+def _section(
+    heading: str,
+    paragraphs: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    rows: Sequence[Sequence[str]] = (),
+) -> Section:
+    """Paragraphs, and a table where there are rows."""
+    return Section(heading, paragraphs, [Table(columns, rows)] if rows else [])
 
 
 def _requests(contract: Contract) -> Iterator[Section]:
     fields = contract.fields
-    yield Section(
+    yield _section(
         "Fields",
         [
             f"Fields that this contract doesn't name are {fields.unknown}.",
@@ -67,7 +58,7 @@ def _requests(contract: Contract) -> Iterator[Section]:
         ],
     )
     for endpoint in contract.endpoints:
-        yield Section(
+        yield _section(
             f"POST {endpoint.path}",
             [f"Known fields: {_codes(sorted(endpoint.request['properties']))}.", *_ways(endpoint)],
             ("where", "what", "at least", "at most", "else"),
@@ -94,7 +85,7 @@ def _bound(bound: Bound) -> tuple[str, ...]:
 
 def _streams(contract: Contract) -> Section:
     streams = contract.streams
-    return Section(
+    return _section(
         "Streams",
         (),
         ("", ""),
@@ -113,7 +104,7 @@ def _streams(contract: Contract) -> Section:
 
 def _errors(contract: Contract) -> Iterator[Section]:
     retries = contract.retries
-    yield Section(
+    yield _section(
         "Errors",
         [
             f"The service tries again {retries.by_us}: at most {retries.attempts_max} attempts.",
@@ -122,7 +113,7 @@ def _errors(contract: Contract) -> Iterator[Section]:
         ("code", "status", "`x-should-retry`", "`retry-after`", "in streams", "what to do"),
         [_error(error) for error in contract.errors],
     )
-    yield Section(
+    yield _section(
         "When they come, and what is charged",
         (),
         ("code", "when", "charged"),
@@ -142,7 +133,7 @@ def _error(error: ErrorTerms) -> tuple[str, ...]:
 
 def _leaving(contract: Contract) -> Section:
     leaving = contract.cancellation
-    return Section(
+    return _section(
         "When the caller leaves",
         [
             f"To leave: {leaving.how}. Then {leaving.effect}.",
@@ -155,7 +146,7 @@ def _leaving(contract: Contract) -> Section:
 
 def _twice(contract: Contract) -> Section:
     once = contract.idempotency
-    return Section(
+    return _section(
         "Work that is done once",
         [
             f"`{once.header}`: {once.promise}. Kept {once.kept}, for {_seconds(once.keep_s)} at most, "
@@ -166,7 +157,7 @@ def _twice(contract: Contract) -> Section:
 
 def _time(contract: Contract) -> Section:
     time = contract.time
-    return Section(
+    return _section(
         "Time",
         [f"`{time.deadline_header}` says how long a request has."],
         ("", ""),
@@ -186,7 +177,7 @@ def _time(contract: Contract) -> Section:
 
 def _limits(contract: Contract) -> Iterator[Section]:
     if contract.limits:
-        yield Section(
+        yield _section(
             "Limits",
             [f"Quotas: {_codes(contract.quotas)}."] if contract.quotas else [],
             ("of the", "requests a minute", "at once", "tokens a minute", "at once", "in progress"),
@@ -211,7 +202,7 @@ def _limits(contract: Contract) -> Iterator[Section]:
 
 def _data(contract: Contract) -> Section:
     data = contract.data
-    return Section(
+    return _section(
         "Data",
         (),
         ("", ""),
@@ -239,13 +230,13 @@ def _billing(contract: Contract) -> Iterator[Section]:
         if billing.version
         else "No price is set, so nothing is billed."
     )
-    yield Section(
+    yield _section(
         "What is billed",
         [price, f"Counts are {billing.counts}. Units: {billing.units}."],
         ("item", "price"),
         [(each.per, each.price) for each in billing.prices],
     )
-    yield Section(
+    yield _section(
         "Rules", (), ("how it ended", "charged"), [(each.outcome, each.charged) for each in billing.rules]
     )
 
@@ -260,44 +251,3 @@ def _number(value: float | int | None) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:,g} s"
-
-
-def markdown(sections: Sequence[Section]) -> str:
-    lines: list[str] = []
-    for index, section in enumerate(sections):
-        lines += [f"{'##' if index else '#'} {section.heading}", ""]
-        for paragraph in section.paragraphs:
-            lines += [paragraph, ""]
-        if section.rows:
-            lines += [_row(section.columns), _row(["---"] * len(section.columns))]
-            lines += [*map(_row, section.rows), ""]
-    return "\n".join(lines).rstrip()
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def html(sections: Sequence[Section]) -> str:
-    parts: list[str] = []
-    for index, section in enumerate(sections):
-        tag = "h2" if index else "h1"
-        parts.append(f"<{tag}>{_text(section.heading)}</{tag}>")
-        parts += [f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs]
-        if section.rows:
-            head = "".join(f"<th>{_text(column)}</th>" for column in section.columns)
-            body = "\n".join(
-                f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in section.rows
-            )
-            parts.append(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>")
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(sections[0].heading)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
-
-
-def _text(text: str) -> str:
-    """Escaped, with what stands between back quotes as code."""
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text, quote=False))

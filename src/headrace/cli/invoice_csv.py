@@ -1,10 +1,8 @@
 """How does an invoice become rows for other programs? Columns in the words of FOCUS, the FinOps Foundation's cost format."""
 
-import csv
-import io
-
 from headrace.core import invoices
 from headrace.core.invoices import Invoice, InvoiceLine, LineKind
+from headrace.evidence import tables
 
 COLUMNS = (
     "InvoiceId",
@@ -31,17 +29,11 @@ COLUMNS = (
     "x_IsEstimated",
     "x_RequestId",
 )
-# A spreadsheet takes a cell that begins so for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def written(invoice: Invoice) -> str:
     """A heading and one row for each line; amounts are exact, unrounded decimals."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\r\n")
-    rows.writerow(COLUMNS)
-    rows.writerows(_row(invoice, line) for line in invoice.lines)
-    return text.getvalue()
+    return tables.csv_text(COLUMNS, (_row(invoice, line) for line in invoice.lines))
 
 
 def _row(invoice: Invoice, line: InvoiceLine) -> tuple[object, ...]:
@@ -56,10 +48,10 @@ def _row(invoice: Invoice, line: InvoiceLine) -> tuple[object, ...]:
         ends,
         "Usage" if is_usage else "Adjustment",
         "Correction" if line.kind is not LineKind.USAGE else "",
-        _text(line.item if is_usage else line.note),
+        line.item if is_usage else line.note,
         "AI and Machine Learning",
-        _text(line.model),
-        _text(f"{line.model}/{line.item}") if is_usage else "",
+        line.model,
+        f"{line.model}/{line.item}" if is_usage else "",
         line.price_version,
         line.quantity if is_usage else "",
         line.unit,
@@ -79,7 +71,3 @@ def _priced(line: InvoiceLine) -> str:
     digits = len(str(line.per)) - 1
     whole, rest = divmod(line.quantity, line.per)
     return f"{whole}.{rest:0{digits}d}".rstrip("0").rstrip(".") if digits else str(line.quantity)
-
-
-def _text(text: str) -> str:
-    return f"'{text}" if text.startswith(_FORMULA) else text
