@@ -1,0 +1,155 @@
+"""Which requests came, and when? Reads the traces of others and our own, line by line.
+
+A trace is a table with a line of headings (CSV), or lines of JSON. Columns are known by their headings:
+
+    arrival_s, arrival_ms       TIMESTAMP (a date and a time; Azure)    Timestamp (seconds; BurstGPT)    timestamp (ms; Mooncake)
+    input_tokens                ContextTokens (Azure)                   Request tokens (BurstGPT)        input_length (Mooncake)
+    output_tokens               GeneratedTokens (Azure)                 Response tokens (BurstGPT)       output_length (Mooncake)
+    conversation                                                        Session ID (BurstGPT)
+    hash_ids (lines of JSON), is_streamed, cached_tokens, cancel_after_ms
+
+Only the time is required; others may be missing, or empty in some lines.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.core.errors import ConfigError
+from headrace.core.usage import TOKENS_MAX
+from headrace.core.workload import Arrived
+
+T = TypeVar("T")
+
+_Row = Mapping[str, Any]
+_TRUE, _FALSE = ("true", "True", "1", True), ("false", "False", "0", False)
+
+
+def read(path: Path) -> Iterator[Arrived]:
+    """Every request, the first at 0. Raises ConfigError naming file, line and column, also where lines aren't in order."""
+    first_s = last_s = None
+    for line, row in _rows(path):
+        try:
+            at_s = _time(row)
+            arrived = _arrived(row, at_s)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConfigError(f"{path}: line {line}: {error}") from error
+        if last_s is not None and at_s < last_s:
+            raise ConfigError(f"{path}: line {line}: it came before the line above it; sort them by time")
+        first_s, last_s = at_s if first_s is None else first_s, at_s
+        yield arrived._replace(at_s=at_s - first_s)
+    if first_s is None:
+        raise ConfigError(f"{path}: no requests in it")
+
+
+def at_rate(path: Path, rate_per_s: float) -> Iterator[Arrived]:
+    """The same, faster or slower, so that its mean rate is this one. Reads the file twice."""
+    count, last_s = 0, 0.0
+    for arrived in read(path):
+        count, last_s = count + 1, arrived.at_s
+    if not last_s:
+        raise ConfigError(f"{path}: all its requests come at once, which has no rate to change")
+    factor = (count - 1) / last_s / rate_per_s
+    return at_speed(read(path), 1.0 / factor)
+
+
+def at_speed(trace: Iterable[Arrived], speed: float) -> Iterator[Arrived]:
+    """The same so many times as fast; callers who leave still do so after the same time."""
+    return (arrived._replace(at_s=arrived.at_s / speed) for arrived in trace)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            if path.suffix in (".jsonl", ".json"):
+                yield from _json_rows(path, lines)
+            else:
+                table = csv.DictReader(lines)
+                yield from ((table.line_num, row) for row in table)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: no trace: {error}") from error
+
+
+def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, _Row]]:
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, decode(line)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise ConfigError(f"{path}: line {number}: no object of JSON: {error}") from error
+
+
+def _time(row: _Row) -> float:
+    for heading, seconds in _TIMES.items():
+        if (said := row.get(heading)) not in (None, ""):
+            try:
+                at_s = seconds(said)
+            except (ValueError, TypeError):
+                at_s = math.nan
+            if not math.isfinite(at_s):
+                raise ValueError(f"`{heading}`: {said!r} is no time")
+            return at_s
+    raise ValueError(f"no time of arrival: it has none of the columns {', '.join(_TIMES)}")
+
+
+def _date(said: str) -> float:
+    # Seven digits of a second are more than a datetime takes.
+    return datetime.fromisoformat(f"{said[:26]}+00:00" if len(said) > 19 else f"{said}+00:00").timestamp()
+
+
+_TIMES: dict[str, Callable[[Any], float]] = {
+    "arrival_s": float,
+    "arrival_ms": lambda said: float(said) / 1000.0,
+    "TIMESTAMP": _date,
+    "Timestamp": float,
+    "timestamp": lambda said: float(said) / 1000.0,
+}
+
+
+def _arrived(row: _Row, at_s: float) -> Arrived:
+    cancel_ms = _column(row, ("cancel_after_ms",), float)
+    return Arrived(
+        at_s,
+        _column(row, ("input_tokens", "ContextTokens", "Request tokens", "input_length"), _tokens),
+        _column(row, ("output_tokens", "GeneratedTokens", "Response tokens", "output_length"), _tokens),
+        _column(row, ("hash_ids",), _blocks) or (),
+        _column(row, ("conversation", "Session ID"), str) or "",
+        _column(row, ("is_streamed",), _truth),
+        _column(row, ("cached_tokens",), _tokens),
+        None if cancel_ms is None else cancel_ms / 1000.0,
+    )
+
+
+def _column(row: _Row, headings: tuple[str, ...], read_as: Callable[[Any], T]) -> T | None:
+    for heading in headings:
+        if (said := row.get(heading)) not in (None, ""):
+            try:
+                return read_as(said)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"`{heading}`: {error}") from error
+    return None
+
+
+def _tokens(said: Any) -> int:
+    tokens = int(said)
+    if not 0 <= tokens <= TOKENS_MAX:
+        raise ValueError(f"{tokens} tokens can't be true")
+    return tokens
+
+
+def _blocks(said: Any) -> tuple[int, ...]:
+    return msgspec.convert(said, tuple[int, ...])
+
+
+def _truth(said: Any) -> bool:
+    if said in _TRUE or said in _FALSE:
+        return said in _TRUE
+    raise ValueError(f"{said!r} is neither true nor false")
