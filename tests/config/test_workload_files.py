@@ -10,6 +10,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.workload import ArrivalKind, LengthKind, Lengths
 from headrace.evidence import requests
 
+EXAMPLES = Path(__file__).parents[2] / "workloads"
 WHOLE = """
 name = "w"
 
@@ -113,6 +114,23 @@ def test_what_is_no_file_of_text_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (workloads.FILE_BYTES_MAX + 1))
     with pytest.raises(ConfigError, match="larger than"):
         workloads.load(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(EXAMPLES.glob("*.toml")), *sorted(requests.OWN.glob("*.toml"))],
+    ids=lambda path: path.stem,
+)
+def test_every_workload_of_the_repository_is_accepted_and_written_as_it_was_read(path: Path) -> None:
+    found = workloads.load(path)
+    assert found.name == path.stem
+    assert workloads.parse(workloads.toml(found), file="again") == found
+
+
+def test_what_a_file_may_say_is_written_so_that_it_is_read_again() -> None:
+    said = 'name = "w"\nabout = "a \\"quoted\\" line\\nand é"\n'
+    found = workloads.parse(WHOLE.replace('name = "w"', said), file="w.toml")
+    assert workloads.parse(workloads.toml(found), file="again") == found
 
 
 @pytest.mark.parametrize("name", [requests.DEFAULT, requests.SMALL])

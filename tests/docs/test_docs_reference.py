@@ -13,11 +13,13 @@ import pytest
 
 from headrace import config
 from headrace.cli.main import parser
-from headrace.config import deployment_rules, deployments, slos
+from headrace.config import deployment_rules, deployments, slos, workloads
 from headrace.config.text import struct_in
 from headrace.core import errors
 from headrace.core.deployments import DeploymentSpec, EngineKind
 from headrace.core.slo import Metric, Slo
+from headrace.core.workload import ArrivalKind, LengthKind, Lengths, Workload
+from headrace.evidence import traces
 from headrace.policies.reloading import effect_of
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -116,6 +118,46 @@ def test_slo_file_names_every_metric_and_its_example_is_accepted() -> None:
     assert examples
     for example in examples:
         slos.parse(example, file="slo-file.md")
+
+
+# Workload files
+
+
+def workload_keys(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every dotted key with its default; of a length only that it is one, as its own keys have a table of their own."""
+    for field in msgspec.structs.fields(kind):
+        where, inner = prefix + field.name, struct_in(field.type)
+        if inner is Lengths:
+            default = field.default
+            yield where, "none" if default is None else f"{{ {workloads.inline(default)} }}"
+        elif inner is not None:
+            yield from workload_keys(inner, f"{where}.")
+        else:
+            default = "required" if field.required else json.dumps(field.default)
+            yield where, "none" if default == "null" else default
+
+
+def test_workload_file_lists_every_key_with_its_default() -> None:
+    documented = [(row[0], row[1]) for row in table_rows("workload-file.md")]
+    # The file's order is that of its reader, who wants to know first when and how long.
+    assert sorted(documented) == sorted([*workload_keys(Workload), *workload_keys(Lengths)])
+
+
+def test_workload_file_names_every_word_that_a_key_takes() -> None:
+    meanings = {row[0]: row[2] for row in table_rows("workload-file.md")}
+    for key, words in (("arrivals.kind", ArrivalKind), ("kind", LengthKind)):
+        for word in words:
+            assert word.value in re.findall(r"[a-z]+", meanings[key])
+
+
+def test_workload_file_examples_are_accepted_and_its_traces_have_our_columns() -> None:
+    page = (REFERENCE / "workload-file.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert examples
+    for example in examples:
+        workloads.parse(example, file="workload-file.md")
+    for column in traces.COLUMNS:
+        assert f"`{column}`" in page
 
 
 # Errors

@@ -207,6 +207,14 @@ def test_requests_are_in_order_numbered_and_as_many_as_the_rate_says(turns: Leng
     assert {each.deadline_s for each in found} == {9.0}
 
 
+def test_conversations_that_end_early_do_not_make_fewer_requests() -> None:
+    of = workload(
+        turns=Turns(constant(10), gap_s=1.0),
+        input_tokens=Lengths(LengthKind.CONSTANT, value=100, maximum=300),
+    )
+    assert len(planned(of, duration_s=1000.0)) == pytest.approx(5000, rel=0.06)
+
+
 def test_a_plan_ends_where_the_workload_or_its_user_says() -> None:
     assert len(planned(workload(requests_max=7))) == 7
     short, shorter = planned(workload(duration_s=20.0)), planned(workload(duration_s=20.0), duration_s=10.0)

@@ -30,6 +30,7 @@ COMMANDS = {
     "models": ("models",),
     "contract": ("contract", "openapi"),
     "evaluate": ("eval",),
+    "workload": ("workload",),
     "drill": ("drill",),
     "reload": ("reload",),
     "db": ("db",),

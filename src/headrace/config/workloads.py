@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,11 +61,18 @@ def load(path: Path) -> Workload:
     if arrivals.kind is not ArrivalKind.TRACE:
         return workload
     trace = path.parent / arrivals.file
-    found = _sha256(trace, says=f"{path}: `arrivals.file`")
+    found = _sha256(trace, says=f"{path}: `arrivals.file`: ")
     if arrivals.sha256 not in ("", found):
         raise ConfigError(f"{path}: `arrivals.sha256`: {trace} has another, {found}")
     arrivals = msgspec.structs.replace(arrivals, file=str(trace), sha256=found)
     return msgspec.structs.replace(workload, arrivals=arrivals)
+
+
+def of_trace(path: Path) -> Workload:
+    """The workload that is the requests of that trace. Raises ConfigError where it can't be read."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).lstrip("._-")[:63] or "trace"
+    arrivals = Arrivals(ArrivalKind.TRACE, file=str(path), sha256=_sha256(path))
+    return Workload(name, arrivals)
 
 
 def parse(content: str, *, file: str) -> Workload:
@@ -77,6 +85,32 @@ def parse(content: str, *, file: str) -> Workload:
     if found := problems(workload):
         raise ConfigError("\n".join(f"{file}: {each}" for each in found))
     return workload
+
+
+def toml(workload: Workload) -> str:
+    """The text of a file that says this workload; defaults are left out."""
+    tables: list[str] = []
+    return "".join(_written(workload, "", tables)) + "".join(tables)
+
+
+def inline(lengths: Lengths) -> str:
+    """What stands between the braces of a table in one line."""
+    return ", ".join(line.strip() for line in _written(lengths, "", []))
+
+
+def _written(section: msgspec.Struct, path: str, tables: list[str]) -> Iterator[str]:
+    for field in msgspec.structs.fields(section):
+        value = getattr(section, field.name)
+        if not field.required and value == field.default:
+            continue
+        if isinstance(value, Lengths) and path:
+            yield f"{field.name} = {{ {inline(value)} }}\n"
+        elif isinstance(value, msgspec.Struct):
+            lines = "".join(_written(value, f"{path}{field.name}.", tables))
+            tables.append(f"\n[{field.name}]\n{lines}")
+        else:
+            # Whole text, numbers, truths and lists of numbers are written in TOML as in JSON.
+            yield f"{field.name} = {msgspec.json.encode(value).decode()}\n"
 
 
 def problems(workload: Workload) -> list[str]:
@@ -183,9 +217,9 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: no text in UTF-8: {error}") from error
 
 
-def _sha256(path: Path, *, says: str) -> str:
+def _sha256(path: Path, *, says: str = "") -> str:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigError(f"{says}: {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{says}{path} cannot be read: {error.strerror}") from error

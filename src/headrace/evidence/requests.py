@@ -1,12 +1,12 @@
 """Which requests does a workload file make? Finds it, and its trace, and plans them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
 from headrace.config import workloads
 from headrace.core.errors import ConfigError
-from headrace.core.workload import ArrivalKind, Workload
+from headrace.core.workload import ArrivalKind, Arrived, Workload
 from headrace.evidence import traces
 from headrace.policies import workload_plan
 from headrace.policies.workload_plan import Planned
@@ -18,11 +18,11 @@ SMALL = "small"
 
 
 def find(named: str, *, data: Path | None = None) -> Path:
-    """The file of a workload: a path, or a name in `workloads/` of the data directory, or the name of one that comes with headrace.
+    """The file of a workload, or a trace: a path, or a name in `workloads/` of the data directory, or that of one that comes with headrace.
 
     Raises: ConfigError with what there is.
     """
-    if named.endswith(".toml") or "/" in named:
+    if "/" in named or Path(named).suffix in (".toml", *traces.SUFFIXES):
         return Path(named)
     folders = [OWN] if data is None else [data / workloads.FOLDER, OWN]
     for folder in folders:
@@ -33,8 +33,9 @@ def find(named: str, *, data: Path | None = None) -> Path:
 
 
 def load(named: str = DEFAULT, *, data: Path | None = None) -> Workload:
-    """What a file says, found as `find` does. Raises ConfigError."""
-    return workloads.load(find(named, data=data))
+    """What a file says, found as `find` does; of a trace, the workload that is its requests. Raises ConfigError."""
+    path = find(named, data=data)
+    return workloads.load(path) if path.suffix == ".toml" else workloads.of_trace(path)
 
 
 def requests(
@@ -42,15 +43,27 @@ def requests(
 ) -> Iterator[Planned]:
     """Every request of a workload, as policies.workload_plan.plan, from its own seed and its trace."""
     arrivals = workload.arrivals
-    trace = None
+    trace: Iterable[Arrived] = ()
     if arrivals.kind is ArrivalKind.TRACE:
         rate = rate_per_s or arrivals.rate_per_s
         path = Path(arrivals.file)
-        trace = traces.read(path) if rate is None else traces.at_rate(path, rate)
+        trace = _whole(workload, traces.read(path) if rate is None else traces.at_rate(path, rate))
     return workload_plan.plan(
         workload,
         chance=Random(workload.seed),
         duration_s=duration_s,
         rate_per_s=rate_per_s,
-        trace=trace or (),
+        trace=trace,
     )
+
+
+def _whole(workload: Workload, trace: Iterable[Arrived]) -> Iterator[Arrived]:
+    """The trace, if it or the workload says how long everything is. Raises ConfigError."""
+    for number, row in enumerate(trace, 1):
+        for name in ("input_tokens", "output_tokens"):
+            if getattr(row, name) is None and getattr(workload, name) is None:
+                raise ConfigError(
+                    f"{workload.arrivals.file}: request {number} says no {name}; say `{name}` in a workload file"
+                    " whose `arrivals.file` is this trace"
+                )
+        yield row

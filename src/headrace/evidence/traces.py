@@ -16,13 +16,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 
 from headrace.core.errors import ConfigError
 from headrace.core.usage import TOKENS_MAX
 from headrace.core.workload import Arrived
+
+SUFFIXES = (".csv", ".jsonl")
 
 T = TypeVar("T")
 
@@ -63,10 +65,35 @@ def at_speed(trace: Iterable[Arrived], speed: float) -> Iterator[Arrived]:
     return (arrived._replace(at_s=arrived.at_s / speed) for arrived in trace)
 
 
+COLUMNS = (
+    "arrival_ms",
+    "input_tokens",
+    "output_tokens",
+    "conversation",
+    "is_streamed",
+    "cached_tokens",
+    "cancel_after_ms",
+)
+"""Of a table of ours; it has no place for blocks."""
+
+
+def write(file: TextIO, trace: Iterable[Arrived]) -> None:
+    """Writes a table that `read` reads, into a file that doesn't change line ends."""
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for row in trace:
+        streamed = None if row.is_streamed is None else "true" if row.is_streamed else "false"
+        cancel_ms = None if row.cancel_after_s is None else f"{row.cancel_after_s * 1000:.1f}"
+        table.writerow(
+            (f"{row.at_s * 1000:.1f}", row.input_tokens, row.output_tokens, row.conversation, streamed,
+             row.cached_tokens, cancel_ms)
+        )  # fmt: skip
+
+
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     try:
         with path.open(encoding="utf-8", newline="") as lines:
-            if path.suffix in (".jsonl", ".json"):
+            if path.suffix == ".jsonl":
                 yield from _json_rows(path, lines)
             else:
                 table = csv.DictReader(lines)

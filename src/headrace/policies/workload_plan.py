@@ -16,6 +16,7 @@ from headrace.policies import arrival_times, lengths
 
 OWN_TOKENS_MIN = 8
 """Of every prompt, so many tokens aren't shared: nobody sends a document without a question."""
+_TRIES = 1000
 
 
 class Planned(NamedTuple):
@@ -86,7 +87,7 @@ def plan(
 def _as_due(draws: "_Draws", workload: Workload, clock_chance: Chance, until_s: float) -> Iterator[Planned]:
     rate = workload.arrivals.rate_per_s
     assert rate is not None, "checked with the file"
-    begins = at_rate(workload, rate / lengths.mean(workload.turns.count)).arrivals
+    begins = at_rate(workload, rate / draws.turns_mean()).arrivals
     later: list[tuple[float, int, Planned]] = []
     times = takewhile(lambda at_s: at_s <= until_s, arrival_times.times(begins, chance=clock_chance))
     for conversation, at_s in enumerate(times):
@@ -155,6 +156,13 @@ class _Draws:
         length = lengths.sampler(prefixes.tokens or constant(1))
         self._group_tokens = [length(of_groups.random()) for _ in range(prefixes.groups)]
         self._group = lengths.zipf(prefixes.groups, prefixes.skew) if prefixes.groups else lambda share: 0
+
+    def turns_mean(self) -> float:
+        """How many turns a conversation has; found by trying, as long ones end early, and from the same tries every time."""
+        if self._workload.turns.count == constant(1):
+            return 1.0
+        tries = _Draws(self._workload, Seeded(0))
+        return sum(len(tries.conversation(number, None)) for number in range(_TRIES)) / _TRIES
 
     def request(self, due_s: float | None) -> Planned:
         """One that stands alone."""

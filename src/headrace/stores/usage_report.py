@@ -1,6 +1,6 @@
 """What does the ledger say? Sums and single records, read beside a running writer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -160,6 +160,23 @@ class UsageReport:
             [*values, limit],
         )
         return [_record(row, UsageRecord) for row in rows]
+
+    def each(
+        self,
+        *,
+        since_s: float | None = None,
+        until_s: float | None = None,
+        tenant: str | None = None,
+        model: str | None = None,
+    ) -> Iterator[UsageRecord]:
+        """All records of that time, in the order in which they began, however many there are."""
+        condition, values = where(since_s=since_s, until_s=until_s, tenant=tenant, model=model)
+        with self._database.snapshot():
+            for row in self._database.each(
+                f"SELECT {columns(UsageRecord.__struct_fields__)} FROM usage {condition} ORDER BY started_s, request_id",
+                values,
+            ):
+                yield _record(row, UsageRecord)
 
     def orphans(
         self, *, tenant: str | None = None, since_s: float | None = None, limit: int = 100
