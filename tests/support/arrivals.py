@@ -3,14 +3,13 @@
 What is made comes from a seed, and is the same again from the same one.
 """
 
-import csv
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
+from headrace.core.workload import BLOCK_TOKENS, Arrived
+from headrace.evidence import traces
 from tests.support.fleet_model import Work
 
 
@@ -67,30 +66,19 @@ def bursts(low: float, high: float, *, every_s: float, for_s: float) -> Callable
 
 
 def read(path: Path) -> list[Work]:
-    """A trace of arrivals: lines of JSON as Mooncake's, else a table with a line of headings as Azure's.
+    """A trace of arrivals, in any format that `headrace workload` reads.
 
-    Both have the columns arrival_ms, from the first request, input_tokens and output_tokens. Blocks of a prompt that an
-    earlier one had (`hash_ids`, of 512 tokens each) are taken as cached.
+    Blocks of a prompt that an earlier one had are taken as cached, and so are tokens of which the trace says so.
     """
-    with path.open(encoding="utf-8", newline="") as lines:
-        if path.suffix == ".jsonl":
-            return list(_with_blocks(map(json.loads, lines)))
-        return [
-            Work(float(row["arrival_ms"]) / 1000, int(row["input_tokens"]), int(row["output_tokens"]))
-            for row in csv.DictReader(lines)
-        ]
+    return list(_works(traces.read(path)))
 
 
-BLOCK_TOKENS = 512
-
-
-def _with_blocks(rows: Iterator[dict[str, Any]]) -> Iterator[Work]:
+def _works(rows: Iterator[Arrived]) -> Iterator[Work]:
     known: set[int] = set()
     for row in rows:
-        blocks = row.get("hash_ids", [])
-        found = next((index for index, block in enumerate(blocks) if block not in known), len(blocks))
-        known.update(blocks)
-        tokens = row["input_tokens"]
-        yield Work(
-            row["arrival_ms"] / 1000, tokens, row["output_tokens"], min(tokens - 1, found * BLOCK_TOKENS)
-        )
+        assert row.input_tokens is not None, "a trace that says how long prompts are"
+        assert row.output_tokens is not None, "and answers"
+        found = next((index for index, block in enumerate(row.blocks) if block not in known), len(row.blocks))
+        known.update(row.blocks)
+        cached = row.cached_tokens or found * BLOCK_TOKENS
+        yield Work(row.at_s, row.input_tokens, row.output_tokens, max(0, min(row.input_tokens - 1, cached)))
