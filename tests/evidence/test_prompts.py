@@ -102,6 +102,21 @@ def test_blocks_of_a_trace_are_the_same_text_wherever_they_stand_first() -> None
     assert 512 <= shared_words(*texts[1:]) <= 516
 
 
+def test_a_prompt_that_is_shorter_than_a_block_is_its_own() -> None:
+    one = planned(
+        workload(arrivals=Arrivals(ArrivalKind.TRACE, file="t")), 1, trace=[Arrived(0.0, 60, 5, (1,))]
+    )
+    assert words(Prompts(workload(), measure=LEARNED).messages(one[0])) == 60
+
+
+def test_what_the_template_adds_is_part_of_what_all_prompts_share() -> None:
+    of = workload(prefixes=Prefixes(50, 1, 1.0, constant(100)), input_tokens=constant(300))
+    one = planned(of, 1)[0]
+    system, user = Prompts(of, measure=Measure(2.0, 30.0, lessons=1)).messages(one)
+    assert len(system["content"].split()) == 10
+    assert words([system, user]) * 2 + 30 == 300
+
+
 def test_a_prefix_is_cold_the_first_time_and_seen_from_then_on() -> None:
     of = workload(prefixes=Prefixes(0, 1, 1.0, constant(20)))
     first, second = planned(of, 2)

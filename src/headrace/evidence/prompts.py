@@ -49,8 +49,8 @@ class Measure(NamedTuple):
         lessons: How many answers that was learned from.
     """
 
-    tokens_per_word: float = 1.05
-    overhead_tokens: float = 10.0
+    tokens_per_word: float = 1.0
+    overhead_tokens: float = 12.0
     lessons: int = 0
 
     def words(self, tokens: float) -> int:
@@ -91,6 +91,8 @@ class _Lessons(msgspec.Struct):
 
 class Prompts:
     """Makes the messages of planned requests.
+
+    Of a few tokens no prompt can be made that differs from all others: the shortest are some words longer than planned.
 
     State: `_measure`, `_lessons` and `_sent` (how many words requests have that may still be learned from) change until
     enough was learned. `_conversations` has what was said in those that go on, and the oldest are forgotten where there are too
@@ -162,18 +164,21 @@ class Prompts:
 
     def _beginning(self, planned: Planned) -> "_Said":
         """What is said before a caller's own words."""
-        said = _Said()
-        system_words = self._measure.words(min(self._system_tokens, planned.input_tokens))
-        if system_words:
-            said.add("system", self._text.cut(0, system_words))
+        said, words, template = _Said(), self._measure.words, self._measure.overhead_tokens
         if planned.blocks:
-            each = self._measure.words(BLOCK_TOKENS)
-            whole = (planned.input_tokens - 1) // BLOCK_TOKENS
-            said.add("user", "".join(self._text.marked(-2 - block, each) for block in planned.blocks[:whole]))
-        elif planned.prefix_group is not None:
-            shared = self._measure.words(planned.prefix_tokens - self._system_tokens)
-            if shared > 0:
-                said.add("user", self._text.marked(-2 - planned.prefix_group, shared))
+            each, first = words(BLOCK_TOKENS), words(BLOCK_TOKENS - template)
+            blocks = planned.blocks[: (planned.input_tokens - 1) // BLOCK_TOKENS]
+            pieces = (self._text.marked(-2 - block, each if n else first) for n, block in enumerate(blocks))
+            if blocks:
+                said.add("user", "".join(pieces))
+            return said
+        # What the template adds stands before all of it, and is shared too.
+        shared = words(planned.prefix_tokens - template)
+        system = min(shared, words(self._system_tokens - template))
+        if system:
+            said.add("system", self._text.cut(0, system))
+        if planned.prefix_group is not None and shared > system:
+            said.add("user", self._text.marked(-2 - planned.prefix_group, shared - system))
         return said
 
     def _own(self, planned: Planned, words: int) -> str:
