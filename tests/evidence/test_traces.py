@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.core.workload import ArrivalKind, Arrivals, Arrived, Workload
+from headrace.core.workload import ArrivalKind, Arrivals, Arrived, Workload, closed
 from headrace.evidence import requests, traces
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -125,3 +125,14 @@ def test_a_workload_plans_what_its_trace_says_at_its_rate_or_another(tmp_path: P
     ]
     slower = Arrivals(ArrivalKind.TRACE, file=str(path), rate_per_s=0.25)
     assert [each.due_s for each in requests.requests(Workload("w", slower))] == [0.0, 4.0, 8.0]
+
+
+def test_a_workload_at_twice_the_speed_has_twice_the_rate(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,9,3\n2,8,2\n4,7,1\n")
+    faster = requests.at_speed(requests.load(str(path)), 2.0)
+    assert [each.due_s for each in requests.requests(faster)] == [0.0, 1.0, 2.0]
+    small = requests.load(requests.SMALL)
+    assert requests.at_speed(small, 3.0).arrivals.rate_per_s == 3.0
+    with pytest.raises(ConfigError, match="is a closed loop"):
+        requests.at_speed(closed(small, 2), 2.0)

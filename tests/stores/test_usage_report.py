@@ -41,3 +41,16 @@ def test_sums_single_records_and_attempts(database: Database) -> None:
     assert report.requests(tenant="acme", since_s=1_700_000_001.0) == [records[2]]
     assert report.executions(records[0].request_id) == [failed]
     assert sorted(report.tenants()) == ["acme", "globex"]
+
+
+def test_all_records_of_a_time_come_in_the_order_in_which_they_began(database: Database) -> None:
+    records = [
+        usage_record(id_at(1_700_000_000 + number), started_s=1_700_000_000.0 + (number ^ 1), model=model)
+        for number, model in enumerate(("a", "a", "b", "a", "a"))
+    ]
+    for record in records:
+        insert(database, "usage", msgspec.structs.asdict(record))
+    report = UsageReport(database)
+    assert list(report.each()) == [records[number] for number in (1, 0, 3, 2, 4)]
+    asked = report.each(since_s=1_700_000_001.0, until_s=1_700_000_005.0, model="a", tenant="acme")
+    assert list(asked) == [records[0], records[3]]

@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 
 from headrace.config import workloads
+from headrace.core import workload as core_workload
 from headrace.core.errors import ConfigError
 from headrace.core.workload import ArrivalKind, Arrived, Workload
 from headrace.evidence import traces
@@ -36,6 +37,15 @@ def load(named: str = DEFAULT, *, data: Path | None = None) -> Workload:
     """What a file says, found as `find` does; of a trace, the workload that is its requests. Raises ConfigError."""
     path = find(named, data=data)
     return workloads.load(path) if path.suffix == ".toml" else workloads.of_trace(path)
+
+
+def at_speed(workload: Workload, speed: float) -> Workload:
+    """The same so many times as fast. Raises ConfigError for a closed loop, whose pace is that of the answers."""
+    arrivals = workload.arrivals
+    if arrivals.kind is ArrivalKind.CLOSED:
+        raise ConfigError(f"`{workload.name}` is a closed loop: how fast it goes is the service's business")
+    rate = arrivals.rate_per_s or traces.rate_per_s(Path(arrivals.file))
+    return core_workload.at_rate(workload, rate * speed)
 
 
 def requests(

@@ -49,20 +49,23 @@ def read(path: Path) -> Iterator[Arrived]:
         raise ConfigError(f"{path}: no requests in it")
 
 
-def at_rate(path: Path, rate_per_s: float) -> Iterator[Arrived]:
-    """The same, faster or slower, so that its mean rate is this one. Reads the file twice."""
+def rate_per_s(path: Path) -> float:
+    """The mean of the whole trace. Raises ConfigError where all its requests come at once."""
     count, last_s = 0, 0.0
     for arrived in read(path):
         count, last_s = count + 1, arrived.at_s
     if not last_s:
         raise ConfigError(f"{path}: all its requests come at once, which has no rate to change")
-    factor = (count - 1) / last_s / rate_per_s
-    return at_speed(read(path), 1.0 / factor)
+    return (count - 1) / last_s
 
 
-def at_speed(trace: Iterable[Arrived], speed: float) -> Iterator[Arrived]:
-    """The same so many times as fast; callers who leave still do so after the same time."""
-    return (arrived._replace(at_s=arrived.at_s / speed) for arrived in trace)
+def at_rate(path: Path, rate: float) -> Iterator[Arrived]:
+    """The same, faster or slower, so that its mean rate is this one; callers who leave still do so after the same time.
+
+    Reads the file twice.
+    """
+    speed = rate / rate_per_s(path)
+    return (arrived._replace(at_s=arrived.at_s / speed) for arrived in read(path))
 
 
 COLUMNS = (
