@@ -11,8 +11,9 @@ give it several runs.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -168,19 +169,26 @@ def promises(slo: Slo) -> tuple[Promise, ...]:
     )
 
 
-def attainment(slo: Slo, requests: Iterable[Seen], *, alpha: float = 0.05) -> Attainment:
-    """How all of them fared; `alpha` is the chance, one-sided, that a verdict is wrong."""
+def attainment(
+    slo: Slo, requests: Iterable[Seen], *, alike: Mapping[Seen, int] | None = None, alpha: float = 0.05
+) -> Attainment:
+    """How all of them fared.
+
+    Args:
+        alike: More of them, of which many are the same: how many of each.
+        alpha: Chance, one-sided, that a verdict is wrong.
+    """
     asked = promises(slo)
     counts = [_Count() for _ in asked]
     qualified = _Count()
     fates: Counter[str] = Counter()
-    for seen in requests:
-        fates[seen.fate] += 1
-        alike = _standing(slo.load, seen)
-        marks = [alike or _mark(promise.objective, seen) for promise in asked]
+    for seen, times in chain(((seen, 1) for seen in requests), (alike or {}).items()):
+        fates[seen.fate] += times
+        standing = _standing(slo.load, seen)
+        marks = [standing or _mark(promise.objective, seen) for promise in asked]
         for count, mark in zip(counts, marks, strict=True):
-            count.add(mark)
-        qualified.add(alike or _together(seen, marks))
+            count.add(mark, times)
+        qualified.add(standing or _together(seen, marks), times)
     return Attainment(
         fates.total(),
         dict(fates),
@@ -272,8 +280,8 @@ class _Count:
     def __init__(self) -> None:
         self._marks: Counter[_Mark] = Counter()
 
-    def add(self, mark: _Mark) -> None:
-        self._marks[mark] += 1
+    def add(self, mark: _Mark, times: int) -> None:
+        self._marks[mark] += times
 
     def tally(self) -> Tally:
         return Tally(
