@@ -31,6 +31,7 @@ COMMANDS = {
     "contract": ("contract", "openapi"),
     "evaluate": ("eval",),
     "workload": ("workload",),
+    "slo": ("slo",),
     "drill": ("drill",),
     "reload": ("reload",),
     "db": ("db",),

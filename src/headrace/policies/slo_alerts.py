@@ -87,6 +87,8 @@ def groups(slo: Slo, *, seconds: Sequence[float], token_seconds: Sequence[float]
     notes: list[str] = []
     alarms = [alarm for alarm in ALARMS if alarm.long_s <= slo.window_s]
     windows = sorted({window for alarm in alarms for window in (alarm.long_s, alarm.short_s)})
+    for window_s in windows:
+        rules += _ended(slo, span(window_s))
     for promise in promises(slo):
         edges = seconds
         if promise.objective is not None and promise.objective.metric in _OF_GAPS:
@@ -123,40 +125,54 @@ def _notes(promise: Promise, edge_s: float | None) -> Iterator[str]:
         )
 
 
+def _rate(series: str, window: str) -> str:
+    """Per second. A series that nothing was ever counted in is nothing, and not missing."""
+    return f"sum(rate({series}[{window}])) or vector(0)"
+
+
+def _ended(slo: Slo, window: str) -> Iterator[Rule]:
+    """What all promises share: what was delivered, and what went wrong by our fault, with and without a beginning."""
+    series = f'headrace_requests_total{{model="{slo.deployment}",outcome=~"%s",reason=~"%s"}}'
+    ours = "|".join(OUR_REASONS)
+    for name, outcomes, reasons in (
+        (_DELIVERED, "delivered", "ok"),
+        (_FAILED, "refused|failed|broken", ours),
+        (_UNBEGUN, "refused|failed", ours),
+    ):
+        yield Rule(name + window, _rate(series % (outcomes, reasons), window), {"deployment": slo.deployment})
+
+
+_DELIVERED, _FAILED, _UNBEGUN = (f"headrace:slo_{name}:rate" for name in ("delivered", "failed", "unbegun"))
+_MISSES, _COUNTED = "headrace:slo_misses:rate", "headrace:slo_counted:rate"
+
+
 def _recorded(slo: Slo, promise: Promise, edge_s: float | None, window_s: int) -> Iterator[Rule]:
     """Misses and counted requests per second over one window."""
     labels = {"deployment": slo.deployment, "objective": promise.name}
-    misses, counted = _expressions(slo, promise, edge_s, span(window_s))
-    yield Rule(f"headrace:slo_misses:rate{span(window_s)}", misses, labels)
-    yield Rule(f"headrace:slo_counted:rate{span(window_s)}", counted, labels)
+    window = span(window_s)
+    for name, expr in zip((_MISSES, _COUNTED), _expressions(slo, promise, edge_s, window), strict=True):
+        yield Rule(name + window, expr, labels)
 
 
 def _expressions(slo: Slo, promise: Promise, edge_s: float | None, window: str) -> tuple[str, str]:
-    """What missed it, and what was counted, each per second; a series that nothing was ever counted in is none, not nothing."""
-    model = f'model="{slo.deployment}"'
-    ours = "|".join(OUR_REASONS)
-
-    def rate(series: str) -> str:
-        return f"(sum(rate({series}[{window}])) or vector(0))"
-
-    def bad(outcomes: str) -> str:
-        return rate(f'headrace_requests_total{{{model},outcome=~"{outcomes}",reason=~"{ours}"}}')
-
-    all_bad = bad("refused|failed|broken")
-    delivered = rate(f'headrace_requests_total{{{model},outcome="delivered"}}')
-    if promise.objective is None:
-        return all_bad, f"{all_bad} + {delivered}"
+    """What missed it, and what was counted."""
+    delivered, failed, unbegun = (
+        f'sum({name}{window}{{deployment="{slo.deployment}"}})' for name in (_DELIVERED, _FAILED, _UNBEGUN)
+    )
+    if promise.objective is None or edge_s is None:
+        return failed, f"{failed} + {delivered}"
     metric = promise.objective.metric
-    name = _HISTOGRAMS[metric]
-    bucket = f'{name}_bucket{{{model},le="{float(edge_s or 0)}"}}'
+    name, model = _HISTOGRAMS[metric], f'model="{slo.deployment}"'
     if metric is Metric.TOTAL:
-        within = rate(bucket.replace(",le", ',outcome="delivered",le'))
-        return f"{all_bad} + clamp_min({delivered} - {within}, 0)", f"{all_bad} + {delivered}"
-    begun = rate(f"{name}_count{{{model}}}")
-    slow = f"clamp_min({begun} - {rate(bucket)}, 0)"
+        model += ',outcome="delivered"'
+    within = _rate(f'{name}_bucket{{{model},le="{float(edge_s)}"}}', window)
+    if metric is Metric.TOTAL:
+        return f"{failed} + clamp_min({delivered} - ({within}), 0)", f"{failed} + {delivered}"
+    begun = _rate(f"{name}_count{{{model}}}", window)
+    slow = f"clamp_min(({begun}) - ({within}), 0)"
     if metric is Metric.TTFT:
         # What broke had begun, and is counted with what began.
-        return f"{all_bad} + {slow}", f"{bad('refused|failed')} + {begun}"
+        return f"{failed} + {slow}", f"{unbegun} + ({begun})"
     return slow, begun
 
 
@@ -175,20 +191,20 @@ def _alert(slo: Slo, promise: Promise, alarm: Alarm) -> Rule:
     which = f'{{deployment="{slo.deployment}",objective="{promise.name}"}}'
 
     def above(window: str) -> str:
-        return f"headrace:slo_misses:rate{window}{which} > {share:.6g} * headrace:slo_counted:rate{window}{which}"
+        return f"{_MISSES}{window}{which} > {share:.6g} * {_COUNTED}{window}{which}"
 
-    enough = f"headrace:slo_misses:rate{long}{which} * {alarm.long_s} >= {MISSES_MIN}"
+    enough = f"{_MISSES}{long}{which} * {alarm.long_s} >= {MISSES_MIN}"
     spent = share * alarm.long_s / (promise.miss_share_max * slo.window_s)
-    told = "fails, is refused or breaks" if promise.name == FAILURES else f"misses {promise.name}"
+    told = "fail, are refused or break" if promise.name == FAILURES else f"miss {promise.name}"
     return Rule(
         "HeadraceSloBurns",
         f"{above(long)} and {above(short)} and {enough}",
         {"severity": alarm.severity, "deployment": slo.deployment, "objective": promise.name, "window": long},
         is_alert=True,
         annotations={
-            "summary": f"{slo.deployment}: more than {share:.3g} of the requests {told}",
+            "summary": f"{slo.deployment}: more than {share * 100:.3g} % of the requests {told}",
             "description": (
-                f"Over {long} and over the last {short}; {promise.miss_share_max:g} is allowed. At this rate {spent:.0%} of"
+                f"Over {long} and over the last {short}; {promise.miss_share_max * 100:g} % is allowed. At this rate {spent:.0%} of"
                 f" the error budget of {slo.window_days:g} days goes every {long}. `headrace slo check` says which"
                 " requests, and docs/concepts/slo.md what to do."
             ),
@@ -205,7 +221,7 @@ def span(seconds: int) -> str:
 
 
 def as_yaml(found: Sequence[Group], *, heading: Sequence[str] = ()) -> str:
-    """A file of rules. Text is quoted as JSON quotes it, which YAML reads."""
+    """A file of rules. Text stands between single quotes, so that nothing in it means anything to YAML."""
     lines = [*(f"# {line}" for line in heading), "groups:"]
     for group in found:
         lines += [f"  # {note}." for note in group.notes]
@@ -221,5 +237,5 @@ def as_yaml(found: Sequence[Group], *, heading: Sequence[str] = ()) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"

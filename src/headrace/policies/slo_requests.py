@@ -5,14 +5,18 @@ that was agreed with it), and what it answers from 500 on is its own. So it is w
 of the caller's where it has the reason of one; from a server that gives no reasons it means that the server is full.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 
 from headrace.core import load_records
 from headrace.core.endings import ENDINGS, Ending
 from headrace.core.load_records import LoadRecord, LoadRun
 from headrace.core.outcome import Outcome, Reason
+from headrace.core.slo import LoadLimits
 from headrace.core.usage import UsageRecord
+from headrace.core.verdicts import Verdict
 from headrace.policies.slo import Fate, Seen
 
 _CALLERS_FROM, _OURS_FROM = 400, 500
@@ -51,6 +55,49 @@ _USED = {
     Outcome.BROKEN: Fate.BROKEN,
     Outcome.CANCELLED: Fate.LEFT,
 }
+
+
+class Reach(StrEnum):
+    """How the load was, beside the one up to which a promise holds."""
+
+    BELOW = "below"
+    THERE = "there"
+    ABOVE = "above"
+
+
+def reach(limits: LoadLimits, run: LoadRun) -> Reach:
+    """Whether a run asked for what is promised: a promise kept at less isn't proven, and one missed at more isn't broken.
+
+    A rate is compared with three standard deviations of a Poisson process' count, and at least 5 %, to spare. As many callers
+    at once as are promised are the promised load too, whatever rate they come to.
+    """
+    most_per_s, most_at_once = limits.requests_per_s_max, limits.concurrency_max
+    if most_per_s is None and most_at_once is None:
+        return Reach.THERE
+    due = [record for record in run.records if run.window.holds(record)]
+    window_s = run.window.to_s - run.window.from_s
+    at_once = sum(record.ended_s - record.due_s for record in due) / window_s if window_s > 0 else 0.0
+    is_full = most_at_once is not None and (run.concurrency or at_once) >= _NEARLY * most_at_once
+    if most_per_s is not None:
+        rate_per_s = len(due) / window_s if window_s > 0 else 0.0
+        spare = max(1 - _NEARLY, 3 / math.sqrt(len(due))) if due else 0.0
+        if rate_per_s > most_per_s * (1 + spare):
+            return Reach.ABOVE
+        return Reach.THERE if is_full or rate_per_s >= most_per_s * (1 - spare) else Reach.BELOW
+    # More at once than promised, in an open loop, may be so because the service is slow, which is no excuse.
+    assert most_at_once is not None, "one of them is given"
+    if run.concurrency is not None and run.concurrency > most_at_once:
+        return Reach.ABOVE
+    return Reach.THERE if is_full else Reach.BELOW
+
+
+_NEARLY = 0.95
+
+
+def at_reach(verdict: Verdict, reached: Reach) -> Verdict:
+    """What a run says of a promise, with the load that it had."""
+    is_beside = {Verdict.PASS: reached is Reach.BELOW, Verdict.FAIL: reached is Reach.ABOVE}
+    return Verdict.INCONCLUSIVE if is_beside.get(verdict, False) else verdict
 
 
 def of_run(run: LoadRun) -> Iterator[Seen]:
