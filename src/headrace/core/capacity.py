@@ -122,6 +122,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     time of one step        = step_s + step_per_active_s x requests that are being answered
 
     Attributes:
+        prefill_tokens_per_s: 0 where it takes no time that could be measured.
         errors: By metric (`ttft`, `tpot`, `total`, `requests_per_s`): root of the mean square of fitted over measured, less 1.
         held_out_errors: Likewise, of levels that the fit hasn't seen; positive where it says more than was measured.
     """
