@@ -80,11 +80,16 @@ def nearest_rank(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
 
 
-def interval(values: Ordered, quantile: float, *, alpha: float) -> Interval:
-    """A quantile, with the bounds that these many values can bear; `alpha` is one-sided."""
-    n = values.size
-    if not n:
+def interval(values: Ordered, quantile: float, *, alpha: float, worth: int | None = None) -> Interval:
+    """A quantile, with the bounds that these many values can bear; `alpha` is one-sided.
+
+    Args:
+        worth: How many independent values they stand for, where they depend on each other (policies.blocks); at most their
+            number. Each of those is taken to be a run of neighbours in their order, and its bound their outermost.
+    """
+    if not values.size:
         return Interval(None, None, None)
+    n = values.size if worth is None else worth
     # The greatest rank that too few values would have to fall below, and the smallest that too many would have to.
     low = distributions.last_true(
         0, n, lambda rank: distributions.binomial_at_most(rank - 1, n, quantile) <= alpha
@@ -92,10 +97,11 @@ def interval(values: Ordered, quantile: float, *, alpha: float) -> Interval:
     high = 1 + distributions.last_true(
         0, n, lambda rank: distributions.binomial_at_least(rank, n, quantile) > alpha
     )
+    run = values.size / max(1, n)
     return Interval(
-        values.at(max(1, math.ceil(n * quantile))),
-        values.at(low) if low else None,
-        values.at(high) if high <= n else None,
+        values.at(max(1, math.ceil(values.size * quantile))),
+        values.at(math.floor((low - 1) * run) + 1) if low else None,
+        values.at(math.ceil(high * run - 1e-9)) if high <= n else None,
     )
 
 
