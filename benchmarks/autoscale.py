@@ -1,7 +1,8 @@
 """How much of a fixed fleet does an autoscaled one need, and does it keep the same promise?
 
 The policy that the controller goes by (src/headrace/policies/autoscale.py) decides over a fleet on a virtual clock
-(tests/support/fleet_model.py): slots, prompts one after another, answers beside each other, a queue, cold starts by stage.
+(src/headrace/evidence/simulate_fleet.py), whose requests go through the gateway's own policies: slots, prompts one after
+another, answers beside each other, a queue, cold starts by stage.
 It is compared with the fleet that has the size of the peak all the time: the smallest in which even the busiest minute keeps
 the promise for 99 of 100 requests. A trace is played as it is, and as the requests of a day: its sizes, arriving at a rate
 that goes from a tenth of the peak at midnight to the peak at noon.
@@ -15,10 +16,11 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks import machine, table
 from headrace.core.deployment_terms import DownTerms, ScaleTerms, SloTerms
-from headrace.policies.autoscale import ScaleDecision, ScaleState, Setting, decide
-from headrace.policies.autoscale_signals import FleetView, LoadSample
+from headrace.evidence.simulate_fleet import Autoscaler, Fixed, FleetModel
+from headrace.evidence.simulate_replica import Pace
+from headrace.evidence.simulate_run import Run
+from headrace.evidence.simulate_work import Promise, Work
 from tests.support import arrivals
-from tests.support.fleet_model import FleetModel, Pace, Promise, Run, Wanted, Work, fixed
 
 LOSS_MAX = 0.01
 HOURS_MAX = 0.65
@@ -47,25 +49,11 @@ class Case(NamedTuple):
     is_constant: bool = False
 
 
-class Policy:
-    """The real policy, as the model's scaler. State: its own, and what it decided."""
-
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._state = ScaleState()
-        self.decided: list[tuple[float, ScaleDecision]] = []
-
-    def __call__(self, sample: LoadSample | None, fleet: FleetView, *, now_s: float, wall_s: float) -> Wanted:
-        self._state, decision = decide(self._state, self._setting, sample, fleet, now_s=now_s, wall_s=wall_s)
-        self.decided.append((now_s, decision))
-        return Wanted(decision.replicas, decision.remove)
-
-
 def _peak_size(works: Sequence[Work], pace: Pace, promise: Promise) -> tuple[int, Run]:
     """The smallest fleet whose busiest minutes keep the promise, and how it did; by bisection, as more is never worse."""
 
     def run(replicas: int) -> Run:
-        return FleetModel(works, fixed(replicas), pace=pace, promise=promise, replicas=replicas).run()
+        return FleetModel(works, Fixed(replicas), pace=pace, promise=promise, replicas=replicas).run()
 
     too_few, enough = 0, 1
     found = run(enough)
@@ -82,17 +70,17 @@ def _peak_size(works: Sequence[Work], pace: Pace, promise: Promise) -> tuple[int
     return enough, found
 
 
-def _compare(case: Case, setting: Callable[[int], Setting], pace: Pace, promise: Promise) -> dict[str, Any]:
+def _compare(case: Case, scale: Callable[[int], ScaleTerms], pace: Pace, promise: Promise) -> dict[str, Any]:
     size, peak = _peak_size(case.works, pace, promise)
-    return _against(case, size, peak, setting(size), pace, promise)
+    return _against(case, size, peak, scale(size), pace, promise)
 
 
 def _against(
-    case: Case, size: int, peak: Run, setting: Setting, pace: Pace, promise: Promise
+    case: Case, size: int, peak: Run, scale: ScaleTerms, pace: Pace, promise: Promise
 ) -> dict[str, Any]:
     """The autoscaled fleet begins at the size of the fixed one: how it gets there is no part of the comparison."""
-    policy = Policy(setting)
-    run = FleetModel(case.works, policy, pace=pace, promise=promise, replicas=size).run()
+    scaler = Autoscaler(scale, SloTerms(ttft_p95_ms=1000 * promise.ttft_s))
+    run = FleetModel(case.works, scaler, pace=pace, promise=promise, replicas=size).run()
     seconds = case.works[-1].arrival_s
     share = run.replica_hours / peak.replica_hours
     holds = run.attainment >= peak.attainment - LOSS_MAX and (
@@ -157,13 +145,12 @@ def _tuned(cases: Sequence[Case], pace: Pace, promise: Promise) -> list[dict[str
     """Every combination of the grid over all cases, the best first: the fewest replica-hours of those that lose no more of
     the promise than may be lost; where none does, the one that loses least."""
     peaks = [_peak_size(case.works, pace, promise) for case in cases]
-    slo = SloTerms(ttft_p95_ms=1000 * promise.ttft_s)
     found = []
     for delay_s, max_step, margin, predict in GRID:
         rows = []
         for case, (size, peak) in zip(cases, peaks, strict=True):
             scale = ScaleTerms(max=2 * size, down=DownTerms(delay_s, max_step, margin), predict=predict)
-            rows.append(_against(case, size, peak, Setting(scale, slo), pace, promise))
+            rows.append(_against(case, size, peak, scale, pace, promise))
         found.append(
             {
                 "delay_s": delay_s, "max_step": max_step, "margin": margin, "predict": predict,
@@ -222,13 +209,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
-    promise, slo = Promise(ttft_s=arguments.ttft), SloTerms(ttft_p95_ms=1000 * arguments.ttft)
+    promise = Promise(ttft_s=arguments.ttft)
     cases = [case for path in arguments.trace for case in _of_trace(path, arguments.day, half=arguments.half)]
     cases = cases or _made(arguments.day)
 
-    def setting(size: int) -> Setting:
+    def scale(size: int) -> ScaleTerms:
         """The defaults of a deployment's file."""
-        return Setting(ScaleTerms(max=2 * size, predict=arguments.predict), slo)
+        return ScaleTerms(max=2 * size, predict=arguments.predict)
 
     rows: list[dict[str, Any]] = []
     for cold_start_s in arguments.cold_start or (5.0, 30.0):
@@ -242,7 +229,7 @@ def main(argv: Sequence[str]) -> int:
             _print_tuned(tuned)
             rows += [row | {"cold_start_s": cold_start_s} for row in tuned]
         else:
-            rows += [_compare(case, setting, pace, promise) for case in cases]
+            rows += [_compare(case, scale, pace, promise) for case in cases]
     if not arguments.tune:
         print(table.rows(HEADINGS, [_cells(row) for row in rows]))
         print(LEGEND)

@@ -8,10 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from headrace.core.deployment_terms import ScaleTerms, SloTerms
+from headrace.evidence.simulate_fleet import Fixed, FleetModel, Wanted
+from headrace.evidence.simulate_replica import Pace
+from headrace.evidence.simulate_run import Run
+from headrace.evidence.simulate_work import Promise, Work
 from headrace.policies.autoscale import ScaleState, Setting, decide
 from headrace.policies.autoscale_signals import FleetView, LoadSample
 from tests.support import arrivals
-from tests.support.fleet_model import FleetModel, Pace, Promise, Run, Wanted, Work, fixed
 
 SECONDS = 3600.0
 RATE = 12.0
@@ -50,7 +53,7 @@ def test_load_that_changes_is_served_as_well_as_by_a_fleet_of_peak_size_for_less
     rate: Callable[[float], float], share: float
 ) -> None:
     requests = works(rate)
-    peak = FleetModel(requests, fixed(PEAK), pace=PACE, promise=PROMISE, replicas=PEAK).run()
+    peak = FleetModel(requests, Fixed(PEAK), pace=PACE, promise=PROMISE, replicas=PEAK).run()
     run = autoscaled(requests, replicas=PEAK)
     assert peak.worst_minute() >= 0.99
     assert run.attainment >= peak.attainment - 0.01

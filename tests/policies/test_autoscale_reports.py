@@ -1,6 +1,6 @@
 """What went wrong in other people's autoscalers, told again on a virtual clock, to one that should know better.
 
-Each name says whose report it is. The fleet is a model (tests/support/fleet_model.py); what decides is the real policy.
+Each name says whose report it is. The fleet is a model (headrace/evidence/simulate_fleet.py); what decides is the real policy.
 """
 
 from collections.abc import Callable
@@ -8,14 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.core.deployment_terms import DownTerms, PanicTerms, SloTerms, TargetTerms, UpTerms
+from headrace.evidence.simulate_fleet import FleetModel, Wanted
+from headrace.evidence.simulate_replica import Pace
+from headrace.evidence.simulate_run import Run
+from headrace.evidence.simulate_work import Promise, Work
 from headrace.policies.autoscale import ScaleDecision, ScaleState, Setting, decide
 from headrace.policies.autoscale_guards import Guard
 from headrace.policies.autoscale_signals import FleetView, LoadSample, ReplicaView
 from tests.policies.scaling import Looks, cold, ready, setting, starting
 from tests.support import arrivals
-from tests.support.fleet_model import FleetModel, Pace, Promise, Run, Wanted, Work
 
-PACE = Pace(slots=8, decode_s=0.02, stages_s={"starting": 10.0, "loading": 20.0})
+PACE = Pace(slots=8, stages_s={"starting": 10.0, "loading": 20.0})
 # About 2.1 s a request: 5.6 requests at once, seven tenths of the slots, are 2.6 requests a second for one replica.
 PER_REPLICA = 2.6
 

@@ -139,3 +139,29 @@ def test_ties_are_broken_evenly(ties: int) -> None:
     expected = draws / ties
     assert len(counts) == ties
     assert sum((count - expected) ** 2 / expected for count in counts.values()) < 30
+
+
+def test_of_many_replicas_some_are_looked_at_and_the_work_is_as_even() -> None:
+    """A fleet of 500 with 10 slots each, filled to 70 %: no replica has more than one above the rest."""
+    loads, chance = [Load(0, 10) for _ in range(500)], Random(7)
+    for _ in range(3500):
+        chosen = balancing.choose(loads, now_s=NOW_S, chance=chance)
+        assert chosen is not None
+        chosen.outstanding += 1
+    counts = Counter(each.outstanding for each in loads)
+    assert max(counts) <= 8
+    assert counts[7] + counts[8] > 400
+
+
+def test_the_last_free_slot_of_many_replicas_is_found() -> None:
+    loads = [Load(1, 1) for _ in range(500)]
+    loads[321].outstanding = 0
+    assert balancing.choose(loads, now_s=NOW_S, chance=Random(1)) is loads[321]
+    loads[321].outstanding = 1
+    assert balancing.choose(loads, now_s=NOW_S, chance=Random(1)) is None
+
+
+def test_of_many_replicas_an_ejected_one_gets_nothing_while_others_are_sound() -> None:
+    loads = [load(0, 4, Circuit.OPEN) for _ in range(300)] + [load(3, 4) for _ in range(3)]
+    for seed in range(20):
+        assert balancing.choose(loads, now_s=NOW_S, chance=Random(seed)) in loads[300:]

@@ -10,7 +10,7 @@ from random import Random
 
 from headrace.core.workload import BLOCK_TOKENS, Arrived
 from headrace.evidence import traces
-from tests.support.fleet_model import Work
+from headrace.evidence.simulate_work import Work
 
 
 def arrivals(
