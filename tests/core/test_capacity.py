@@ -13,7 +13,7 @@ LEVEL = Level(
     output_tokens=20,
     in_flight=1.9,
     outcomes={"ok": 40, "failed": 1, "refused": 2, "cancelled": 3},
-    requests_per_s=4,
+    throughput=Interval(4, 3.9, 4.1),
     output_tokens_per_s=80,
 )
 SATURATION = Saturation(
@@ -28,6 +28,7 @@ SATURATION = Saturation(
 
 def test_what_was_cancelled_as_planned_has_neither_completed_nor_failed() -> None:
     assert (LEVEL.completed, LEVEL.failed) == (40, 3)
+    assert LEVEL.requests_per_s == 4
 
 
 def test_a_sweep_that_ended_before_anything_showed_the_end_proves_none() -> None:

@@ -186,7 +186,7 @@ def like(
 
     return Level(
         shape="s", concurrency=concurrency, window_s=10, input_tokens=tokens, output_tokens=output,
-        in_flight=concurrency, outcomes={"ok": 100}, requests_per_s=concurrency / total_s, output_tokens_per_s=0,
+        in_flight=concurrency, outcomes={"ok": 100}, throughput=Interval(concurrency / total_s, None, None), output_tokens_per_s=0,
         ttft=at(ttft_s), tpot=at(tpot_s), total=at(total_s), is_held_out=held_out,
     )  # fmt: skip
 

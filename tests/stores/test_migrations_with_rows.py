@@ -49,6 +49,8 @@ ROWS = {
     "scale_state": "(name, version, scale, epoch) VALUES ('chat', 1, '{}', 1)",
     "decision": "(at_s, epoch, kind, deployment, reason, inputs, outcome) VALUES (1.5, 1, 'scale', 'chat', 'r', '{}', '{}')",
     "cold_start": "(deployment, digest, hardware, at_s, stages) VALUES ('chat', 'sha256:1', 'h', 1.5, '{}')",
+    "capacity_record": "(model, digest, runtime, hardware, measured_s, record)"
+    " VALUES ('chat', 'sha256:1', 'r', '{}', 1.5, '{}')",
     "gateway": "(id, host, pid, version, schema_number, seen_s) VALUES ('g', 'h', 1, 'v', 1, 1.5)",
 }
 MADE_WITH_THEIR_TABLE = {"tenancy", "audit_head", "shipping", "installation"}

@@ -203,6 +203,7 @@ def test_every_table_has_its_place(rig: Rig) -> None:
         "deployment_version",
         "deployment_wanted",
         "rollout_word",
+        "capacity_record",
         *fleet_tables.TABLES,
     }
     assert tables == {*MIRRORED, *SHIPPED, *central_alone, *sent_by_others, *each_its_own}

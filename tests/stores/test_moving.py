@@ -88,7 +88,13 @@ def test_every_row_of_every_table_is_there_as_it_was(rig: Rig) -> None:
 def test_every_table_is_moved_or_is_each_databases_own(rig: Rig) -> None:
     tables = rig.central.rows("SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = 'public'")
     own = {"migration", "installation", "mirror", "outbox", "shipping", "gateway", "engine_count"}
-    of_this_machine = {"deployment_version", "deployment_wanted", "rollout_word", *fleet_tables.TABLES}
+    of_this_machine = {
+        "deployment_version",
+        "deployment_wanted",
+        "rollout_word",
+        "capacity_record",
+        *fleet_tables.TABLES,
+    }
     assert {name for (name,) in tables} == {*MOVED, *own, *of_this_machine}
 
 

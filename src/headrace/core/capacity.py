@@ -44,7 +44,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
         cached_share: Of the input tokens.
         in_flight: At once, on average: the time of all requests over the window's (Little's law).
         outcomes: Requests that were due in the window, by how they ended.
-        requests_per_s, output_tokens_per_s: Completed ones.
+        throughput: Completed requests per second, with bounds.
+        output_tokens_per_s: Of completed ones.
         quality_right, quality_asked: Of the cases that were asked beside the load; 0 where none were.
         memory_bytes: Most that the engine's processes had at once.
     """
@@ -59,7 +60,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     cached_share: float = 0.0
     in_flight: float
     outcomes: dict[str, int]
-    requests_per_s: float
+    throughput: Interval
     output_tokens_per_s: float
     ttft: Quantiles = Quantiles()
     itl: Quantiles = Quantiles()
@@ -68,6 +69,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     quality_right: int = 0
     quality_asked: int = 0
     memory_bytes: int = 0
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.throughput.estimate or 0.0
 
     @property
     def completed(self) -> int:

@@ -38,3 +38,16 @@ CREATE TABLE rollout_word (
     at_s REAL NOT NULL
 ) STRICT
 """
+
+# Measurements of single replicas on this machine, whole, as core.capacity has them; the columns are what they are found by.
+CAPACITY_RECORD = """
+CREATE TABLE capacity_record (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    model TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    runtime TEXT NOT NULL,
+    hardware TEXT NOT NULL,
+    measured_s REAL NOT NULL,
+    record TEXT NOT NULL
+) STRICT
+"""

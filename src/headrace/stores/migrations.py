@@ -391,4 +391,13 @@ MIGRATIONS: tuple[Migration, ...] = (
         up=(deployment_tables.ROLLOUT_WORD,),
         down=("DROP TABLE rollout_word",),
     ),
+    Migration(
+        "what was measured of replicas",
+        up=(
+            deployment_tables.CAPACITY_RECORD,
+            "CREATE INDEX capacity_record_by_model ON capacity_record (model, number)",
+        ),
+        down=("DROP TABLE capacity_record",),
+        loses=(Loss("capacity_record", "measurements of replicas"),),
+    ),
 )

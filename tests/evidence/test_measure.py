@@ -1,0 +1,241 @@
+"""`headrace measure` finds what a replica can do: on a model of one whose capacity is known, and on a real one beside it."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headrace.core.capacity import Bound, CapacityRecord, Saturation
+from headrace.core.clock import SystemClock
+from headrace.core.load_records import Gaps, Lateness, LoadRecord, LoadRun, Outcome, Window
+from headrace.core.workload import Workload
+from headrace.evidence import measure, memory_watch
+from headrace.evidence.measure import Measurement, Shape, Subject, Terms
+from headrace.evidence.memory_watch import MemoryWatch
+from headrace.policies.quality import Mark
+
+SHAPES = (Shape("short-short", 100, 11), Shape("long-short", 1000, 11), Shape("long-long", 1000, 41))
+
+
+class Server:
+    """A replica with slots, a prefill and steps, in virtual time: what it would have answered to a load."""
+
+    def __init__(self, *, slots: int, refuses_beyond: int = 10**6) -> None:
+        self._slots = slots
+        self._refuses_beyond = refuses_beyond
+        self.loads: list[tuple[str, int | None, float | None]] = []
+        self.nonces: list[int] = []
+
+    def service_s(self, workload: Workload) -> tuple[float, float]:
+        """To the first token, and in all."""
+        assert workload.input_tokens is not None
+        assert workload.output_tokens is not None
+        ttft_s = 0.02 + (workload.input_tokens.value or 0) / 2000
+        return ttft_s, ttft_s + 0.01 * ((workload.output_tokens.value or 0) - 1)
+
+    async def __call__(
+        self,
+        workload: Workload,
+        *,
+        duration_s: float,
+        warmup_s: float,
+        concurrency: int | None,
+        rate_per_s: float | None,
+        nonce: int,
+    ) -> LoadRun:
+        self.loads.append((workload.name, concurrency, rate_per_s))
+        self.nonces.append(nonce)
+        await asyncio.sleep(0)
+        chance = Random(nonce)
+        free_at = [0.0] * self._slots
+        records: list[LoadRecord] = []
+        due = [0.0] * (concurrency or 0)
+        at_s = 0.0
+        while True:
+            if rate_per_s is not None:
+                at_s += chance.expovariate(rate_per_s)
+            else:
+                at_s = due.pop(due.index(min(due)))
+            if at_s >= duration_s:
+                break
+            record = self._answered(workload, at_s, free_at, busy=concurrency or 0)
+            records.append(record)
+            due.append(record.ended_s)
+        return LoadRun(
+            workload.name, "d", 1, "u", "chat", 0.0, duration_s, Window(warmup_s, duration_s), records, Lateness(), [],
+            is_closed=concurrency is not None, concurrency=concurrency, rate_per_s=rate_per_s,
+        )  # fmt: skip
+
+    def _answered(self, workload: Workload, at_s: float, free_at: list[float], *, busy: int) -> LoadRecord:
+        if busy > self._refuses_beyond:
+            return LoadRecord(0, at_s, at_s, None, None, at_s + 0.1, Outcome.REFUSED, status=503)
+        first_s, total_s = self.service_s(workload)
+        slot = free_at.index(min(free_at))
+        begin_s = max(at_s, free_at[slot])
+        free_at[slot] = begin_s + total_s
+        assert workload.input_tokens is not None
+        assert workload.output_tokens is not None
+        tokens = workload.output_tokens.value or 0
+        return LoadRecord(
+            0, at_s, at_s, begin_s + first_s, begin_s + total_s, begin_s + total_s, Outcome.OK, revision="sha256:7",
+            input_tokens=workload.input_tokens.value, cached_tokens=0, output_tokens=tokens,
+            gaps=Gaps(tokens - 1, total_s - first_s, 0.01, {90: tokens - 1}), is_streamed=True,
+        )  # fmt: skip
+
+
+def measured(
+    server: Server,
+    *,
+    ask: measure.Ask | None = None,
+    pids: Sequence[int] = (),
+    slots: int = 0,
+    told: list[str] | None = None,
+    is_slow: measure.IsSlow = lambda run: False,
+    **terms: object,
+) -> CapacityRecord:
+    clock = SystemClock()
+    return asyncio.run(
+        Measurement(
+            server,
+            Subject("chat", slots=slots, planned={"weights": 10, "process": 5}),
+            terms=Terms(shapes=SHAPES, **terms),  # type: ignore[arg-type]
+            clock=clock,
+            memory=MemoryWatch(pids, clock=clock),
+            ask=ask,
+            is_slow=is_slow,
+            tell=[].append if told is None else told.append,
+        ).run()
+    )
+
+
+def of(record: CapacityRecord, shape: str) -> Saturation:
+    return next(each for each in record.saturation if each.shape == shape)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 6])
+def test_the_true_capacity_is_found_within_five_percent_for_every_length(slots: int) -> None:
+    server = Server(slots=slots)
+    record = measured(server, slots=slots)
+    for shape in SHAPES:
+        _, service_s = server.service_s(measure.workload(shape, seed=1))
+        found = of(record, shape.name)
+        assert found.bound is Bound.THROUGHPUT
+        assert found.requests_per_s.estimate == pytest.approx(slots / service_s, rel=0.05)
+        assert found.concurrency == slots
+        assert found.service_s == pytest.approx(service_s, rel=0.01)
+    assert record.digest == "sha256:7"
+    assert len(set(server.nonces)) == len(server.nonces), "no level asks what another has asked"
+
+
+def test_what_a_closed_loop_can_do_is_confirmed_for_callers_who_do_not_wait() -> None:
+    server = Server(slots=4)
+    record = measured(server)
+    first = record.saturation[0]
+    assert first.requests_per_s.estimate is not None
+    assert first.confirmed_rate_per_s == pytest.approx(0.95 * first.requests_per_s.estimate)
+    assert [load[2] for load in server.loads if load[2] is not None] == pytest.approx(
+        [share * first.requests_per_s.estimate for share in measure.CONFIRM_SHARES]
+    )
+
+
+def test_the_pace_of_the_replica_is_found_and_holds_for_a_level_that_it_was_not_fitted_to() -> None:
+    record = measured(Server(slots=4), slots=4)
+    assert record.pace is not None
+    assert record.pace.overhead_s == pytest.approx(0.02, rel=0.05)
+    assert record.pace.prefill_tokens_per_s == pytest.approx(2000, rel=0.05)
+    assert record.pace.step_s == pytest.approx(0.01, rel=0.05)
+    assert record.pace.held_out_errors
+    assert all(abs(error) < 0.05 for error in record.pace.held_out_errors.values())
+    assert sum(level.is_held_out for level in record.levels) == 1
+
+
+def test_a_service_that_refuses_ends_the_sweep_and_its_capacity_is_what_it_did_before() -> None:
+    record = measured(Server(slots=8, refuses_beyond=2))
+    assert record.saturation[0].bound is Bound.FAILURES
+    assert record.saturation[0].concurrency == 2
+
+
+def test_a_promise_that_is_broken_ends_the_sweep() -> None:
+    record = measured(Server(slots=8), is_slow=lambda run: (run.concurrency or 0) > 2)
+    assert record.saturation[0].bound is Bound.LATENCY
+    assert record.saturation[0].concurrency == 2
+
+
+def test_a_sweep_that_runs_out_of_callers_or_time_proves_no_end() -> None:
+    record = measured(Server(slots=50), callers_max=4)
+    assert not record.saturation[0].is_proven
+    told: list[str] = []
+    late = measured(Server(slots=2), limit_s=0.0, told=told)
+    assert late.saturation == ()
+    assert late.pace is None
+    assert any("the time is over" in line for line in told)
+
+
+def test_quality_is_asked_at_rest_and_beside_the_load() -> None:
+    server = Server(slots=2)
+    asked_after: list[int] = []
+
+    async def ask() -> list[Mark]:
+        asked_after.append(len(server.loads))
+        return [Mark.RIGHT, Mark.WRONG if server.loads else Mark.RIGHT]
+
+    record = measured(server, ask=ask)
+    assert record.quality == {"idle": (2, 2), "saturation": (1, 2)}
+    assert (record.levels[-1].quality_right, record.levels[-1].quality_asked) == (1, 2)
+    assert asked_after[0] == 0
+    assert server.loads[-1][1] == record.saturation[0].concurrency, "at the knee"
+
+
+def test_memory_is_watched_beside_what_was_planned() -> None:
+    record = measured(Server(slots=1), pids=[os.getpid()])
+    assert record.memory.planned_bytes == 15
+    assert record.memory.idle_bytes > 1_000_000
+    assert record.memory.peak_bytes >= record.memory.idle_bytes
+    assert measured(Server(slots=1)).memory.peak_bytes == 0
+
+
+def test_progress_is_told_level_by_level() -> None:
+    told: list[str] = []
+    record = measured(Server(slots=2), told=told)
+    lines = [line for line in told if "requests/s" in line]
+    assert len(lines) == len(record.levels)
+    assert lines[0].startswith("short-short, 1 callers: ")
+
+
+def test_open_loops_that_fall_behind_or_fail_are_not_kept_up_with() -> None:
+    server = Server(slots=1)
+    work = measure.workload(SHAPES[0], seed=1)
+    _, service_s = server.service_s(work)
+
+    def level(rate_per_s: float) -> bool:
+        run = asyncio.run(
+            server(work, duration_s=60, warmup_s=5, concurrency=None, rate_per_s=rate_per_s, nonce=1)
+        )
+        return measure.keeps_up(measure.load_levels.level(run, shape="s"))
+
+    assert level(0.7 / service_s)
+    assert not level(1.5 / service_s)
+    nothing = asyncio.run(server(work, duration_s=0, warmup_s=0, concurrency=None, rate_per_s=1.0, nonce=1))
+    assert not measure.keeps_up(measure.load_levels.level(nothing, shape="s"))
+
+
+# Memory
+
+
+def process(proc: Path, pid: int, *, pss_kib: int | None, rss_kib: int, children: str = "") -> None:
+    (proc / str(pid) / "task" / str(pid)).mkdir(parents=True)
+    if pss_kib is not None:
+        (proc / str(pid) / "smaps_rollup").write_text(f"0-1 rollup\nRss: 9 kB\nPss: {pss_kib} kB\n")
+    (proc / str(pid) / "status").write_text(f"Name: x\nVmRSS: {rss_kib} kB\n")
+    (proc / str(pid) / "task" / str(pid) / "children").write_text(children)
+
+
+def test_an_engine_has_what_all_that_it_started_have(tmp_path: Path) -> None:
+    process(tmp_path, 1, pss_kib=100, rss_kib=500, children="2 3")
+    process(tmp_path, 2, pss_kib=50, rss_kib=500, children="1")
+    process(tmp_path, 3, pss_kib=None, rss_kib=7)
+    assert memory_watch.total_bytes([1], proc=tmp_path) == (100 + 50 + 7) * 1024
+    assert memory_watch.total_bytes([99], proc=tmp_path) == 0
