@@ -97,6 +97,7 @@ def measured(
     **terms: object,
 ) -> CapacityRecord:
     clock = SystemClock()
+    lines: list[str] = [] if told is None else told
     return asyncio.run(
         Measurement(
             server,
@@ -106,7 +107,7 @@ def measured(
             memory=MemoryWatch(pids, clock=clock),
             ask=ask,
             is_slow=is_slow,
-            tell=[].append if told is None else told.append,
+            tell=lines.append,
         ).run()
     )
 
