@@ -5,24 +5,29 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.app import planning
 from headrace.app.planning import Planner
 from headrace.config import Config, EngineConfig
 from headrace.config import deployments as files
+from headrace.core.capacity import Bound, CapacityRecord, Hardware, Saturation
 from headrace.core.clock import ManualClock
 from headrace.core.deployments import target_key
+from headrace.core.verdicts import Interval
 from headrace.policies.cold_start import ColdStart
 from headrace.policies.memory_plan import MIB, PROCESS_BYTES
 from headrace.policies.planning import Machine, Plan, Start
 from headrace.stores import sqlite
+from headrace.stores.capacity import CapacityStore
 from headrace.stores.database import DatabaseUnavailable
 from headrace.stores.deployments import DeploymentStore, open_deployments
 from headrace.stores.downloads import Silent
 from headrace.stores.fleet import open_fleet
 from headrace.stores.gguf_file import Value
 from headrace.stores.ledger import Ledger
+from headrace.stores.opening import open_local
 from headrace.stores.registry import ModelStore
 from headrace.telemetry import hardware
 from tests.stores.test_ledger import usage_record
@@ -88,7 +93,38 @@ def embedded(weights: Path, more: str = "", *, context_tokens: int = 1024) -> st
     )
 
 
+# Capacity
+
+
+def test_what_was_measured_of_a_revision_says_more_than_its_script(desk: Desk) -> None:
+    (before,) = desk.plan(scripted(slots=4, ttft_ms=100, tokens=0))
+    assert (before.capacity.basis, before.capacity.max_per_s) == ("as scripted", 40.0)
+    found = Saturation(
+        shape="64/32", bound=Bound.THROUGHPUT, concurrency=4, requests_per_s=Interval(20.0, 19.0, 21.0),
+        output_tokens_per_s=Interval(0.0, None, None), service_s=0.2,
+    )  # fmt: skip
+    record = CapacityRecord(
+        model="demo", digest=before.digest, runtime="scripted", slots=4, levels=(), saturation=(found,),
+        hardware=Hardware(cpu="c", cores=2, memory_bytes=1), measured_s=1.0, took_s=1.0,
+    )  # fmt: skip
+    store = CapacityStore(open_local(desk.data))
+    store.add(msgspec.structs.replace(record, digest="sha256:other"))
+    assert desk.plan(scripted(slots=4, ttft_ms=100, tokens=0))[0].capacity == before.capacity
+    store.add(record)
+    store.close()
+    (after,) = desk.plan(scripted(slots=4, ttft_ms=100, tokens=0))
+    assert (after.capacity.basis, after.capacity.max_per_s) == ("measured, record 2: 64/32", 20.0)
+
+
 # Memory
+
+
+def test_the_memory_of_what_runs_is_known_by_its_name(desk: Desk) -> None:
+    assert desk.planner.memory("chat") is None
+    desk.apply(embedded(desk.model()))
+    memory = desk.planner.memory("chat")
+    assert memory is not None
+    assert memory.kv_bytes == KV_BYTES * 2 * 1024
 
 
 def test_memory_is_planned_from_the_header_of_the_weights(desk: Desk) -> None:

@@ -54,3 +54,5 @@ def test_a_record_survives_being_written_and_read() -> None:
         took_s=2.0,
     )
     assert msgspec.json.decode(msgspec.json.encode(record), type=CapacityRecord) == record
+    assert record.requests_per_s == 4
+    assert msgspec.structs.replace(record, saturation=()).requests_per_s == 0

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
-from headrace.core.capacity import Bound, CapacityRecord, Saturation
+from headrace.core.capacity import Bound, CapacityRecord, MemoryUse, Saturation
 from headrace.core.clock import SystemClock
 from headrace.core.load_records import Gaps, Lateness, LoadRecord, LoadRun, Outcome, Window
+from headrace.core.verdicts import Interval, Verdict
 from headrace.core.workload import Workload
-from headrace.evidence import measure, memory_watch
+from headrace.evidence import measure, measure_report, memory_watch, page, tables
 from headrace.evidence.measure import Measurement, Shape, Subject, Terms
 from headrace.evidence.memory_watch import MemoryWatch
 from headrace.policies.quality import Mark
@@ -221,6 +223,70 @@ def test_open_loops_that_fall_behind_or_fail_are_not_kept_up_with() -> None:
     assert not level(1.5 / service_s)
     nothing = asyncio.run(server(work, duration_s=0, warmup_s=0, concurrency=None, rate_per_s=1.0, nonce=1))
     assert not measure.keeps_up(measure.load_levels.level(nothing, shape="s"))
+
+
+# How it reads
+
+
+def texts(record: CapacityRecord) -> str:
+    return tables.markdown(measure_report.sections(record))
+
+
+def test_a_record_reads_as_sections_and_as_one_page() -> None:
+    record = measured(Server(slots=2), pids=[os.getpid()], slots=2)
+    text = texts(record)
+    assert "more callers brought no more results" in text
+    assert "requests per second were kept up with that came whenever they liked" in text
+    assert "Level by level: long-long" in text
+    assert "held out" in text
+    assert measure_report.sections(record)[0].verdict is Verdict.PASS
+    written = page.page("t", measure_report.sections(record), facts=measure_report.facts(record))
+    assert "Results per second, short-short" in written
+
+
+def test_a_sweep_without_an_end_or_without_a_level_proves_nothing() -> None:
+    open_end = measure_report.sections(measured(Server(slots=50), callers_max=2))[0]
+    assert open_end.verdict is Verdict.INCONCLUSIVE
+    nothing = measured(Server(slots=1), limit_s=0.0)
+    assert measure_report.sections(nothing)[0].verdict is Verdict.ERROR
+    assert "could not be seen from here" in texts(nothing)
+
+
+def test_a_rate_that_no_one_kept_up_with_is_told() -> None:
+    record = measured(Server(slots=2))
+    first = msgspec.structs.replace(record.saturation[0], confirmed_rate_per_s=None)
+    assert "no rate that was tried was kept up with" in texts(
+        msgspec.structs.replace(record, saturation=(first,))
+    )
+
+
+@pytest.mark.parametrize(
+    ("slope", "verdict"),
+    [
+        (Interval(1000.0, 900.0, 1100.0), Verdict.FAIL),
+        (Interval(0.0, -10.0, 10.0), Verdict.PASS),
+        (Interval(1.0, 0.5, 1.5), Verdict.PASS),
+        (Interval(None, None, None), Verdict.INCONCLUSIVE),
+    ],
+)
+def test_memory_that_grows_at_constant_load_is_told(slope: Interval, verdict: Verdict) -> None:
+    """By more than a hundredth of it in an hour, and surely: caches fill, and libraries keep pools."""
+    use = MemoryUse(planned={"weights": 1 << 27}, peak_bytes=1 << 27, slope_bytes_per_s=slope, samples=100)
+    record = msgspec.structs.replace(measured(Server(slots=1)), memory=use)
+    (found,) = [section for section in measure_report.sections(record) if section.heading == "Memory"]
+    assert found.verdict is verdict
+    assert "The most was 100 % of what was planned." in found.prose
+
+
+def test_quality_and_the_list_of_records_read_as_tables() -> None:
+    record = msgspec.structs.replace(
+        measured(Server(slots=1)), quality={"idle": (18, 20), "saturation": (17, 20)}
+    )
+    assert "at saturation | 17 of 20" in texts(record)
+    table = measure_report.listed(
+        [(7, record), (8, msgspec.structs.replace(record, saturation=()))], ["a", "b"]
+    )
+    assert [row[0] for row in table.rows] == ["7", "8"]
 
 
 # Memory

@@ -29,6 +29,7 @@ from headrace.policies import cold_start, memory_plan, planning
 from headrace.policies.memory_plan import MIB, Architecture, Fit, MemoryPlan, Tenant
 from headrace.policies.planning import Machine, Plan
 from headrace.stores import architectures, fleet, opening, service_times, templates
+from headrace.stores.capacity import CapacityStore
 from headrace.stores.deployments import REMOVED, DeploymentStore, Meant
 from headrace.stores.downloads import Progress
 from headrace.stores.objects import write_whole
@@ -115,6 +116,15 @@ class Planner:
         is_new = self._store.want(name, target.version)
         self.write_lock(target)
         return target, is_new
+
+    def memory(self, name: str) -> MemoryPlan | None:
+        """Of one replica of what runs under that name; None where nothing here is known of it."""
+        if (applied := self._store.wanted().get(name)) is not None:
+            return self._memory_of(applied.spec, applied.revision)
+        engine = self._config.engine
+        if self._config.upstreams or name not in (engine.chat_model, engine.embedding_model):
+            return None
+        return self._memory_of_file(name, Task.CHAT if name == engine.chat_model else Task.EMBEDDINGS)
 
     def remove(self, name: str) -> bool:
         """Nothing of that name is wanted any more; whether anything was."""
@@ -279,20 +289,24 @@ class Planner:
         engine, names = self._config.engine, set(taken)
         found = []
         for name, task in ((engine.chat_model, Task.CHAT), (engine.embedding_model, Task.EMBEDDINGS)):
-            model = (
-                self._models.get(name) if name and name not in names and not self._config.upstreams else None
-            )
-            if model is not None:
-                memory = memory_plan.of_replica(
-                    architectures.read(model.path),
-                    weights_bytes=model.size_bytes,
-                    slots=engine.slots,
-                    context_tokens=embedded.request_tokens_max(task, engine.context_tokens),
-                    batch_tokens=embedded.CHAT_BATCH_TOKENS,
-                    has_kv_cache=task is Task.CHAT,
-                )
-                found.append(Tenant(name, memory.replica_bytes, 1, 1))
+            if name and name not in names and not self._config.upstreams:
+                memory = self._memory_of_file(name, task)
+                found += [Tenant(name, memory.replica_bytes, 1, 1)] if memory is not None else []
         return found
+
+    def _memory_of_file(self, name: str, task: Task) -> MemoryPlan | None:
+        """Of an embedded engine as headrace.toml has it; None where its model isn't here."""
+        engine, model = self._config.engine, self._models.get(name)
+        if model is None:
+            return None
+        return memory_plan.of_replica(
+            architectures.read(model.path),
+            weights_bytes=model.size_bytes,
+            slots=engine.slots,
+            context_tokens=embedded.request_tokens_max(task, engine.context_tokens),
+            batch_tokens=embedded.CHAT_BATCH_TOKENS,
+            has_kv_cache=task is Task.CHAT,
+        )
 
     def _cold_start(self, spec: DeploymentSpec, revision: Revision | None) -> planning.Start | None:
         """What its starts took, or those of what is most like it; None where nothing like it ever started."""
@@ -312,8 +326,15 @@ class Planner:
     def _capacity(
         self, spec: DeploymentSpec, revision: Revision | None, args: EngineArgs
     ) -> planning.Capacity:
-        """From what its requests took so far; for the scripted engine, from its script."""
+        """From what was measured of this revision; else from what requests took so far, or for the scripted engine, from its
+        script."""
         slots = args.slots or DEFAULT_SLOTS
+        if revision is not None:
+            with closing(CapacityStore(opening.open_local(self._data))) as records:
+                kept = records.newest(model=spec.name, digest=revision.digest)
+            if kept is not None and (per_s := kept.record.requests_per_s):
+                basis = f"measured, record {kept.number}: {kept.record.saturation[0].shape}"
+                return planning.capacity(spec, slots=slots, service_s=slots / per_s, basis=basis)
         if spec.deployment.engine is EngineKind.SCRIPTED:
             tokens = args.tokens if args.tokens is not None else 20
             service_s = ((args.ttft_ms or 0.0) + tokens * (args.itl_ms or 0.0)) / 1000

@@ -190,3 +190,8 @@ class CapacityRecord(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     workload: str = ""
     version: str = ""
+
+    @property
+    def requests_per_s(self) -> float:
+        """Of the main lengths, which are the first; 0 where nothing was found."""
+        return self.saturation[0].requests_per_s.estimate or 0.0 if self.saturation else 0.0
