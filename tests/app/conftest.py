@@ -15,6 +15,7 @@ from headrace.config import Config
 from headrace.control.api import AdminServer
 from headrace.core.clock import ManualClock
 from headrace.core.roles import Role
+from headrace.policies.refusal_history import Refused
 from headrace.policies.reloading import Reloaded
 from headrace.stores import sqlite
 from headrace.stores.prices import PriceStore
@@ -109,6 +110,7 @@ def serving(store: TenantStore, prices: PriceStore, data: Path, clock: ManualClo
             ask_use=lambda limits: {},
             ask_deployments=dict,
             ask_reload=lambda actor: NOTHING_RELOADED,
+            ask_refused=lambda model, since_s: Refused({"queue_full": 3}, since_s),
             clock=clock,
         ),
         find=admin.finder(store),

@@ -62,7 +62,7 @@ def check(promised: Path, run: str, *more: str) -> int:
         ((1000,), 0, "pass: proven: every promise was kept"),
         ((900, 100), 1, "fail: refuted: ttft 200 ms not kept"),
         ((900, 0, 100), 1, "fail: refuted: failures, ttft 200 ms not kept"),
-        ((50,), 3, "inconclusive: not enough samples: failures, ttft 200 ms not shown"),
+        ((50,), 3, "not enough evidence: not enough samples: failures, ttft 200 ms not shown"),
     ],
 )
 def test_a_check_says_what_is_proven_and_its_status_says_it_too(
@@ -105,7 +105,7 @@ def test_less_load_than_promised_proves_nothing(
     assert check(promised, run_of(tmp_path / "run.json", good=1000)) == 3
     out = capsys.readouterr().out
     assert "The load was below the one up to which the promise holds" in out
-    assert "inconclusive: proven, but not at the load that was promised" in out
+    assert "not enough evidence: proven, but not at the load that was promised" in out
 
 
 def test_what_is_promised_reads_as_sentences(promised: Path, capsys: pytest.CaptureFixture[str]) -> None:

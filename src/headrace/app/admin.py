@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.app import contracts, reloading, tenant_use
+from headrace.app import contracts, refused, reloading, tenant_use
 from headrace.app.contracts import AskDeployments
 from headrace.app.deployments_api import DeploymentsApi
 from headrace.app.rollouts_api import RolloutsApi
@@ -13,6 +13,7 @@ from headrace.control.admin_routes import AdminRoute, Caller
 from headrace.control.identity_api import IdentityApi
 from headrace.control.money_api import MoneyApi
 from headrace.core.clock import Clock
+from headrace.policies.refusal_history import Refused
 from headrace.policies.reloading import Reloaded
 from headrace.stores.prices import PriceStore
 from headrace.stores.tenants import TenantStore
@@ -27,6 +28,7 @@ def routes(
     ask_use: AskUse,
     ask_deployments: AskDeployments,
     ask_reload: Callable[[str], Reloaded],
+    ask_refused: Callable[[str, float], Refused],
     clock: Clock,
 ) -> tuple[AdminRoute, ...]:
     """All but those that every admin port has. What begins with `ask` waits for the service's loop.
@@ -42,6 +44,7 @@ def routes(
         tenant_use.route(store, lambda: config().tenant_defaults, ask=ask_use, clock=clock),
         contracts.route(store, prices, config, ask=ask_deployments, clock=clock),
         reloading.route(ask_reload),
+        refused.route(ask_refused),
     )
 
 

@@ -33,6 +33,7 @@ from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError, leaves
 from headrace.core.fleet import Deployment, FleetSnapshot
+from headrace.policies.refusal_history import RefusalHistory, Refused
 from headrace.policies.reloading import Reloaded, told
 from headrace.stores import audit, opening, prices, sqlite, tenants
 from headrace.stores.ledger import Adoption, Ledger
@@ -82,6 +83,7 @@ class Service:
         # Seeded once from the system: reading the system's generator for every id would give the interpreter's lock away.
         chance = random.Random(os.urandom(32))
         self._started_s = self._clock.now_s()
+        self._refusals = RefusalHistory(wall_s=self._clock.wall_s())
         self._port = 0
         self._stop = asyncio.Event()
         self._reload_asked = asyncio.Event()
@@ -309,6 +311,7 @@ class Service:
                 self._data,
                 ask_use=lambda limits: self._on_loop(self._use(limits)),
                 ask_deployments=lambda: self._on_loop(self._deployments()),
+                ask_refused=lambda model, since_s: self._on_loop(self._refused(model, since_s)),
                 ask_reload=lambda actor: self._on_loop(self._reload(actor), limit_s=reloading.ANSWER_LIMIT_S),
                 clock=self._clock,
             ),
@@ -327,7 +330,9 @@ class Service:
         """The controller ends a replica once nobody uses it, and judges versions by how they fare."""
         while True:
             await asyncio.sleep(LOAD_EVERY_S)
-            self._control.loaded(self._front.load())
+            load = self._front.load()
+            self._control.loaded(load)
+            self._refusals.saw(load, wall_s=self._clock.wall_s())
 
     async def _reload_when_asked(self) -> None:
         """By a signal, whose sender gets no answer: the log has it, and whoever started the service."""
@@ -447,6 +452,9 @@ class Service:
         uses = await self._front.limit_uses(limits.levels)
         budgets = self._budgets.rows(limits.name)
         return {**limits.shown(uses, self._front.shadow_view(limits.name)), "budgets": budgets}
+
+    async def _refused(self, model: str, since_s: float) -> Refused:
+        return self._refusals.since(model, since_s, wall_s=self._clock.wall_s())
 
     async def _deployments(self) -> Mapping[str, Deployment]:
         return self._control.deployments

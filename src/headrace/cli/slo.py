@@ -5,27 +5,32 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from headrace import config
-from headrace.cli import common
+from headrace.app import refused
+from headrace.cli import common, durations, section_text, status
 from headrace.config import slos
+from headrace.core import moments
 from headrace.core.clock import SystemClock
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.load_records import LoadRun
 from headrace.core.slo import Slo
-from headrace.core.verdicts import Verdict
 from headrace.evidence import page, slo_report
 from headrace.policies import slo as promises
 from headrace.policies import slo_alerts, slo_requests
 from headrace.policies.quality_report import STATUS
+from headrace.policies.slo import Attainment
 from headrace.policies.slo_requests import Reach
 from headrace.stores.deployments import DeploymentStore
-from headrace.stores.opening import open_local
+from headrace.stores.opening import open_database, open_local
 from headrace.stores.sqlite import DATABASE_NAME
+from headrace.stores.usage_report import UsageReport
 from headrace.telemetry.metrics import SECONDS, TOKEN_SECONDS
 
+_CLOCK = SystemClock()
 _STATUS_HELP = """
 exit status of check: 0 every promise is proven; 1 one is refuted; 2 the operator must change something; 3 not enough samples, or
 not the load that was promised; 4 it could not be judged
@@ -71,13 +76,19 @@ def _add_check(actions: Any) -> None:
         "check",
         _check,
         help="say of each promise whether it is proven, refuted, or short of samples, and what of the error budget is left",
-        example="headrace slo check slos/chat-small.toml --load run.json",
+        example="headrace slo check slos/chat-small.toml --load run.json\n"
+        "         headrace slo check slos/chat-small.toml --window 24h",
         with_json=True,
     )
     check.epilog = f"{check.epilog}\n{_STATUS_HELP}"
     check.add_argument("file", metavar="FILE", help="what is promised")
-    check.add_argument(
-        "--load", required=True, metavar="RUN", help="a load test, as `headrace load --records RUN` wrote it"
+    what = check.add_mutually_exclusive_group(required=True)
+    what.add_argument("--load", metavar="RUN", help="a load test, as `headrace load --records RUN` wrote it")
+    what.add_argument(
+        "--window",
+        type=durations.duration_s,
+        metavar="SPAN",
+        help="what the service got that long until now, by its ledger and what it has turned away",
     )
     check.add_argument("--html", metavar="FILE", help="write the same as one page that needs nothing else")
 
@@ -103,6 +114,67 @@ def _show(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     slo = slos.load(Path(arguments.file))
+    return _check_window(arguments, slo) if arguments.window is not None else _check_load(arguments, slo)
+
+
+def _check_window(arguments: argparse.Namespace, slo: Slo) -> int:
+    data, now_s = config.data_directory(arguments.data), _CLOCK.wall_s()
+    spans = sorted({*(span for span in _BURN_S if span < arguments.window), arguments.window})
+    with closing(UsageReport(open_database(data, must_exist=True))) as report:
+        seen = {span: _served(slo, report, data, since_s=now_s - span) for span in spans}
+    found, notes = seen[arguments.window]
+    odds = _at_odds(slo, arguments)
+    shown = slo_report.section(
+        found,
+        heading=f"{slo.deployment}: the last {slo_alerts.span(round(arguments.window))}",
+        prose=[*notes, *(f"At odds with the deployment: {each}." for each in odds)],
+    )
+    names = [slo_alerts.span(round(span)) for span in spans]
+    burns = [
+        (
+            kept.promise.name,
+            {name: seen[span][0].kept[i].budget.burn_rate for name, span in zip(names, spans, strict=True)},
+        )
+        for i, kept in enumerate(found.kept)
+    ]
+    shown = shown._replace(tables=(*shown.tables, slo_report.burned(burns, names)))
+    facts = {
+        **slo_report.facts(slo, found),
+        "burn_rates": dict(burns),
+        "notes": notes,
+        "contradictions": odds,
+    }
+    _tell(arguments, slo, shown, facts=facts)
+    return STATUS[found.verdict]
+
+
+_BURN_S = (300.0, 3600.0, 6 * 3600.0, 86_400.0, 3 * 86_400.0)
+
+
+def _served(slo: Slo, report: UsageReport, data: Path, *, since_s: float) -> tuple[Attainment, list[str]]:
+    """What the service got since then, and what of it can't be known."""
+    records = report.each(model=slo.deployment, since_s=since_s)
+    try:
+        path = f"{refused.PATH}?model={quote(slo.deployment)}&since={quote(durations.utc(since_s))}"
+        _, turned_away = status.fetch(data, path)
+    except HeadraceError:
+        turned_away = {}
+        notes = ["No service runs here: what was turned away leaves no record and isn't counted."]
+    else:
+        known_from_s = moments.unix_s(turned_away["known_from"])
+        notes = []
+        if known_from_s > since_s + _MINUTE_S:
+            notes = [
+                f"What was turned away before {turned_away['known_from']} isn't known, and isn't counted."
+            ]
+    alike = slo_requests.of_refusals(turned_away.get("reasons", {}))
+    return promises.attainment(slo, map(slo_requests.of_usage, records), alike=alike), notes
+
+
+_MINUTE_S = 60.0
+
+
+def _check_load(arguments: argparse.Namespace, slo: Slo) -> int:
     run = _read(Path(arguments.load))
     if run.model != slo.deployment:
         raise ConfigError(
@@ -143,12 +215,7 @@ def _tell(arguments: argparse.Namespace, slo: Slo, shown: page.Section, *, facts
     if arguments.json:
         common.print_json(facts)
         return
-    print(f"{shown.heading}\n")
-    for table in shown.tables:
-        common.print_table(table.rows, headings=table.columns)
-    print()
-    for line in (*shown.prose, f"{(shown.verdict or Verdict.ERROR).value}: {shown.says}"):
-        print(line)
+    section_text.print_sections([shown])
 
 
 def _alerts(arguments: argparse.Namespace) -> None:
@@ -179,6 +246,6 @@ def _at_odds(slo: Slo, arguments: argparse.Namespace) -> list[str]:
     data = config.data_directory(arguments.data)
     if not (data / DATABASE_NAME).exists():
         return []
-    with closing(DeploymentStore(open_local(data), clock=SystemClock())) as store:
+    with closing(DeploymentStore(open_local(data), clock=_CLOCK)) as store:
         wanted = store.wanted().get(slo.deployment)
     return [] if wanted is None else list(promises.contradictions(slo, wanted.spec.slo))
