@@ -54,6 +54,29 @@ def test_shared_heads_make_the_cache_smaller() -> None:
     assert plan(1, 1).kv_bytes == 2 * 30 * 3 * 64 * 2
 
 
+def cache_bytes(architecture: Architecture, context_tokens: int) -> int | None:
+    made = of_replica(architecture, weights_bytes=0, slots=2, context_tokens=context_tokens, batch_tokens=64)
+    return made.kv_bytes
+
+
+def test_latent_attention_keeps_one_compressed_vector_for_all_heads() -> None:
+    """MLA as DeepSeek-V3 has it: 61 layers, 512 + 64 numbers a token, where 128 heads would have 32,768 for keys alone."""
+    latent = Architecture(61, 128, 192, 7168, 18432, 129280, latent_size=512, position_size=64)
+    assert cache_bytes(latent, 1000) == 61 * (512 + 64) * 2 * 1000 * 2
+
+
+def test_values_may_be_of_another_size_than_keys() -> None:
+    assert cache_bytes(Architecture(1, 2, 192, 64, 64, 0, value_size=128), 10) == 2 * (192 + 128) * 2 * 10 * 2
+
+
+def test_layers_with_a_sliding_window_keep_what_it_shows_and_the_step_that_is_computed() -> None:
+    """Gemma 3: five of six layers see 512 tokens."""
+    windowed = Architecture(12, 1, 8, 64, 64, 0, window_tokens=512, windowed_layers=10)
+    number = 2 * 8 * 2 * 2
+    assert cache_bytes(windowed, 10_000) == number * (2 * 10_000 + 10 * (512 + 64))
+    assert cache_bytes(windowed, 100) == number * 12 * 100, "no more than there is"
+
+
 @pytest.mark.parametrize("kind", NUMBER_BYTES)
 def test_a_cache_of_smaller_numbers_is_smaller(kind: str) -> None:
     assert plan(kv_cache_type=kind).kv_bytes == round(2 * 30 * 3 * 64 * NUMBER_BYTES[kind] * 4 * 4096)

@@ -32,12 +32,34 @@ CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
             },
             Architecture(2, 1, 32, 64, 100, 1000, 4096),
         ),
+        (
+            {
+                "llama.attention.kv_lora_rank": 32,
+                "llama.rope.dimension_count": 8,
+                "llama.attention.value_length": 24,
+            },
+            Architecture(2, 4, 16, 64, 256, 0, value_size=24, latent_size=32, position_size=8),
+        ),
+        # Nobody knows which layers of it have the window.
+        ({"llama.attention.sliding_window": 512}, Architecture(2, 4, 16, 64, 256, 0)),
     ],
 )
 def test_a_gguf_header_says_it(tmp_path: Path, more: dict[str, int], expected: Architecture) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model(tmp_path, more={**GGUF, **more}).content)
     assert architectures.read(path) == expected
+
+
+def test_a_gguf_header_of_a_known_architecture_says_which_layers_have_a_window(tmp_path: Path) -> None:
+    header: dict[str, str | int] = {
+        "general.architecture": "gemma3", "gemma3.block_count": 12, "gemma3.attention.head_count": 4,
+        "gemma3.embedding_length": 64, "gemma3.attention.sliding_window": 512,
+    }  # fmt: skip
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_model(tmp_path, more=header).content)
+    assert architectures.read(path) == Architecture(
+        12, 4, 16, 64, 256, 0, window_tokens=512, windowed_layers=10
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,6 +69,22 @@ def test_a_gguf_header_says_it(tmp_path: Path, more: dict[str, int], expected: A
         (
             {"text_config": {**CONFIG, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 7, "vocab_size": 9, "max_position_embeddings": 11}},
             Architecture(2, 2, 8, 64, 7, 9, 11),
+        ),
+        (
+            {**CONFIG, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "v_head_dim": 24},
+            Architecture(2, 4, 16, 64, 256, 0, latent_size=32, position_size=8),
+        ),
+        ({**CONFIG, "v_head_dim": 24}, Architecture(2, 4, 16, 64, 256, 0, value_size=24)),
+        ({**CONFIG, "sliding_window": 9}, Architecture(2, 4, 16, 64, 256, 0, window_tokens=9, windowed_layers=2)),
+        ({**CONFIG, "sliding_window": 9, "use_sliding_window": False}, Architecture(2, 4, 16, 64, 256, 0)),
+        ({**CONFIG, "sliding_window": 9, "layer_types": ["full_attention"] * 2}, Architecture(2, 4, 16, 64, 256, 0)),
+        (
+            {**CONFIG, "num_hidden_layers": 12, "sliding_window": 9, "sliding_window_pattern": 6},
+            Architecture(12, 4, 16, 64, 256, 0, window_tokens=9, windowed_layers=10),
+        ),
+        (
+            {**CONFIG, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+            Architecture(2, 4, 16, 64, 256, 0, window_tokens=9, windowed_layers=1),
         ),
     ],
 )  # fmt: skip

@@ -2,7 +2,9 @@
 
     weights     as large as their files
     KV cache    2 x layers x KV heads x head size x bytes of one number, for every token of every slot (grouped-query
-                attention has fewer KV heads than heads); none for embeddings, which are computed in one pass
+                attention has fewer KV heads than heads); with latent attention (MLA) one compressed vector and the part of the
+                key that knows positions instead; in layers with a sliding window only that many tokens, and those of the step
+                that is computed; none for embeddings, which are computed in one pass
     workspace   what one step computes with: batch x (embedding + feed-forward) x 8 bytes, and the logits of each slot; for
                 embeddings the attention of every token to every other, batch x batch x heads x 4 bytes
     process     the engine's program and its libraries
@@ -43,6 +45,10 @@ class Architecture(msgspec.Struct, frozen=True):
         kv_heads: Heads with keys and values of their own; the others share them.
         head_size: Numbers in one key and in one value.
         context_tokens_max: Longest context that it was trained for; 0 when unknown.
+        value_size: Numbers in one value, where they are another than in a key; 0 where not.
+        latent_size, position_size: With latent attention, numbers in the compressed vector and in the key's part for
+            positions, which all heads share; 0 without.
+        window_tokens: Of windowed_layers, how far back a token sees; 0 sees all.
     """
 
     layers: int
@@ -52,6 +58,25 @@ class Architecture(msgspec.Struct, frozen=True):
     feed_forward: int
     vocabulary: int
     context_tokens_max: int = 0
+    value_size: int = 0
+    latent_size: int = 0
+    position_size: int = 0
+    window_tokens: int = 0
+    windowed_layers: int = 0
+
+    @property
+    def token_numbers(self) -> int:
+        """What one layer keeps of one token."""
+        if self.latent_size:
+            return self.latent_size + self.position_size
+        return self.kv_heads * (self.head_size + (self.value_size or self.head_size))
+
+    def layer_tokens(self, context_tokens: int, *, batch_tokens: int) -> int:
+        """Tokens that are kept of one sequence, summed over the layers."""
+        seen = (
+            min(context_tokens, self.window_tokens + batch_tokens) if self.window_tokens else context_tokens
+        )
+        return (self.layers - self.windowed_layers) * context_tokens + self.windowed_layers * seen
 
 
 class MemoryPlan(msgspec.Struct, frozen=True):
@@ -94,8 +119,8 @@ def of_replica(
     kv_bytes = 0.0
     if has_kv_cache:
         number = NUMBER_BYTES.get(kv_cache_type, NUMBER_BYTES["f16"])
-        per_token = 2 * architecture.layers * architecture.kv_heads * architecture.head_size * number
-        kv_bytes = per_token * slots * context_tokens
+        kept = architecture.layer_tokens(context_tokens, batch_tokens=batch_tokens)
+        kv_bytes = kept * architecture.token_numbers * number * slots
     step = batch_tokens * (architecture.embedding + architecture.feed_forward) * 8
     if not has_kv_cache:
         step += batch_tokens**2 * (architecture.embedding // architecture.head_size) * 4
