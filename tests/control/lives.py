@@ -38,12 +38,15 @@ class Life:
     launcher: Launcher
     running: "asyncio.Task[None] | None" = None
     statuses: list[ReplicaStatus] = field(default_factory=list)
+    error: Exception | None = None  # raised when it is told that it is ready
 
     def take(self, status: ReplicaStatus) -> None:
         """What has failed is gone by the time that it is told."""
         self.statuses.append(status)
         if status.state is FAILED:
             assert not any(held.is_running for held in self.launcher.inventory())
+        if status.state is READY and self.error is not None:
+            raise self.error
 
     @property
     def offers(self) -> bool:

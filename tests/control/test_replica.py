@@ -15,6 +15,7 @@ from headrace.core.deployment_terms import LifecycleTerms, ReadyTerms
 from headrace.core.fleet import Task
 from headrace.engines.kinds import KINDS
 from headrace.engines.starting import Asked, Command, Kind
+from headrace.stores.fleet import LeaseLost
 from tests.control.lives import (
     FAILED,
     PENDING,
@@ -272,6 +273,24 @@ def test_a_controller_that_ends_leaves_what_serves(tmp_path: Path) -> None:
             await life.launcher.fence(held.replica)
 
     run(scenario)
+
+
+def test_a_controller_that_fails_leaves_what_serves(tmp_path: Path) -> None:
+    """E3: it was stopped, another one has taken over, and it learns so from the store as it notes that the engine is ready."""
+    runs: list[bool] = []
+
+    async def scenario() -> None:
+        async with living(scripted(), tmp_path) as life:
+            life.error = LeaseLost("another one has taken over")
+            assert life.running is not None
+            await asyncio.wait({life.running})
+            (held,) = life.launcher.inventory()
+            runs.append(held.is_running)
+            await life.launcher.fence(held.replica)
+
+    with pytest.raises(ExceptionGroup):
+        run(scenario)
+    assert runs == [True]
 
 
 @pytest.mark.slow

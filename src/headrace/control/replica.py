@@ -263,16 +263,15 @@ class EngineReplica:
         Args:
             took: What came before the launch.
         """
-        goes_on = False
+        has_failed = False
         try:
-            return await self._lived(engine, took)
-        except asyncio.CancelledError:
-            goes_on = (
-                self._is_left
-            )  # only what serves or may yet: a life that has failed is ended, whoever holds it
-            raise
+            ending = await self._lived(engine, took)
+            has_failed = True
+            return ending
         finally:
-            if goes_on:
+            # A life that has failed is ended, whoever holds it. What serves, or may yet, goes on also where it isn't the life
+            # that ended but who held it: such as one who learns, as the engine gets ready, that another one has taken over.
+            if self._is_left and not has_failed:
                 engine.let_go()
             else:
                 self._withdraw(Event.WITHDRAW)

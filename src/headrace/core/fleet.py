@@ -76,7 +76,7 @@ class Replica:
         is_secure: It speaks TLS, and shows a certificate for `host`.
         ca_file: PEM file of the authorities that are trusted to sign it; "" for those of the system.
         location: Where it runs, by the operator's name for it; "" where nobody said.
-        generation: Counts restarts: two processes behind one ReplicaId never share health or connections.
+        generation: Grows with each launch: two processes behind one ReplicaId never share health or connections.
         slow_start_s: How long it takes to its full share when it joins others; None for as long as the gateway's rules say.
     """
 
