@@ -170,6 +170,30 @@ def test_a_level_without_an_answer_has_no_figures() -> None:
     assert list(load_levels.paces(unstreamed)) == []
 
 
+def open_loop(rate_per_s: float, *, slots: int, service_s: float, duration_s: float) -> list[LoadRecord]:
+    """Requests that come whenever they like, to a server with so many slots and a queue."""
+    chance, free_at, at_s, records = Random(7), [0.0] * slots, 0.0, list[LoadRecord]()
+    while (at_s := at_s + chance.expovariate(rate_per_s)) < duration_s:
+        slot = free_at.index(min(free_at))
+        free_at[slot] = max(at_s, free_at[slot]) + service_s
+        records.append(record(at_s, free_at[slot]))
+    return records
+
+
+@pytest.mark.parametrize(("share", "kept_up"), [(0.5, True), (0.9, True), (1.2, False), (2.0, False)])
+def test_an_open_loop_keeps_up_while_nothing_is_left_over(share: float, kept_up: bool) -> None:
+    """Also over a window of which chance decides how many requests came."""
+    records = open_loop(share * 30, slots=3, service_s=0.1, duration_s=40)
+    run = run_of(records, from_s=5, to_s=40, callers=None)
+    assert load_levels.keeps_up(run, callers=3) is kept_up
+
+
+def test_an_open_loop_that_loses_requests_or_has_none_does_not_keep_up() -> None:
+    lost = LoadRecord(0, 6, 6, None, None, 7, Outcome.FAILED)
+    assert not load_levels.keeps_up(run_of([record(5, 6), lost], from_s=0, to_s=10), callers=3)
+    assert not load_levels.keeps_up(run_of([], from_s=0, to_s=10), callers=3)
+
+
 # The pace
 
 
@@ -204,10 +228,11 @@ def test_the_pace_of_a_replica_that_has_one_is_found(
     levels = [*(true(n, tokens) for tokens in (64, 2048) for n in (1, 2, 8)), true(4, 512, held_out=True)]
     found = pace.fit(levels, slots=8)
     assert found is not None
-    assert found.step_s == pytest.approx(step_s, rel=0.01)
-    assert found.step_per_active_s == pytest.approx(per_active_s, rel=0.01, abs=1e-9)
-    assert max(found.errors.values()) < 0.01
-    assert all(abs(error) < 0.01 for error in found.held_out_errors.values())
+    # A hundredth over all levels can't be told from noise, and is none.
+    assert found.step_s == pytest.approx(step_s, rel=0.02)
+    assert found.step_per_active_s == pytest.approx(per_active_s, rel=0.01, abs=0.01 * step_s)
+    assert max(found.errors.values()) < 0.02
+    assert all(abs(error) < 0.02 for error in found.held_out_errors.values())
     assert set(found.held_out_errors) == {"ttft", "tpot", "total", "requests_per_s"}
 
 
@@ -231,6 +256,13 @@ def test_one_length_tells_no_prefill_from_overhead() -> None:
     assert (found.prefill_tokens_per_s, found.step_per_active_s) == (0.0, 0.0)
     assert found.overhead_s == pytest.approx(0.12)
     assert pace.predicted(found, like(1, tokens=100), active=1)["ttft"] == pytest.approx(0.12)
+
+
+def test_a_prefill_that_takes_less_than_can_be_measured_has_no_rate() -> None:
+    """60.7 and 60.8 ms for prompts of 64 and 256 tokens are the same."""
+    found = pace.fit([like(1, tokens=64, prefill=1.5e6), like(1, tokens=256, prefill=1.5e6)], slots=1)
+    assert found is not None
+    assert found.prefill_tokens_per_s == 0.0
 
 
 def test_nothing_is_faster_than_no_time_at_all() -> None:

@@ -27,7 +27,6 @@ from headrace.policies.saturation import Knee, Point
 
 IDLE, SATURATED = "idle", "saturation"
 CONFIRM_SHARES = (0.5, 0.8, 0.95)
-_KEPT_UP = 0.95
 _WARMUP_REQUESTS = 1.5
 _WINDOW_REQUESTS = 10
 
@@ -231,8 +230,8 @@ class Measurement:
         for share in self._terms.confirm if most > 0 else ():
             if self._is_over:
                 break
-            level, _ = await self._level(shape, rate_per_s=share * most)
-            if keeps_up(level):
+            _, run = await self._level(shape, rate_per_s=share * most)
+            if load_levels.keeps_up(run, callers=found.concurrency):
                 confirmed = max(confirmed or 0.0, share * most)
         return msgspec.structs.replace(found, confirmed_rate_per_s=confirmed)
 
@@ -313,20 +312,13 @@ def point(level: Level, *, is_slow: bool = False) -> Point:
     return Point(level.concurrency, level.throughput, level.failed / asked if asked else 1.0, is_slow)
 
 
-def keeps_up(level: Level) -> bool:
-    """Whether an open loop's requests were answered as fast as they came, and next to all of them."""
-    asked = level.completed + level.failed
-    if not asked or level.failed / asked > saturation.FAILURES_MAX:
-        return False
-    return level.requests_per_s >= _KEPT_UP * asked / level.window_s
-
-
 def held_out(levels: Sequence[Level], *, slots: int) -> list[Level]:
     """One level that a pace isn't fitted to, but tried on: of the last lengths the one with most callers that don't queue."""
     within = [level for level in levels if 0 < level.concurrency <= slots and level.completed]
     if len({level.shape for level in within}) < 2:
         return list(levels)
-    of_last = [level for level in within if level.shape == within[-1].shape] if within else []
+    last = list(dict.fromkeys(level.shape for level in within))[-1]
+    of_last = [level for level in within if level.shape == last]
     chosen = max(of_last, key=lambda level: level.concurrency)
     return [msgspec.structs.replace(each, is_held_out=True) if each is chosen else each for each in levels]
 

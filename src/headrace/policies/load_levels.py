@@ -86,6 +86,27 @@ def _service_s(done: Sequence[LoadRecord]) -> float:
     return min((record.first_s or 0.0) - record.due_s for record in begun) + nearest_rank(after, 0.5)
 
 
+def backlog(records: Iterable[LoadRecord], at_s: float) -> int:
+    """Requests that were due before that moment, and ended after it."""
+    return sum(record.due_s < at_s < record.ended_s for record in records)
+
+
+def keeps_up(run: LoadRun, *, callers: int) -> bool:
+    """Whether an open loop's requests were answered as fast as they came, and next to all of them.
+
+    What is left over grows by the difference of both rates; by a few, as many as are worked on at once, it goes up and down.
+    """
+    due = [record for record in run.records if run.window.holds(record)]
+    done = sum(record.outcome is Outcome.OK for record in due)
+    if done < (1 - _LOST_MAX) * len(due) or not due:
+        return False
+    grown = backlog(run.records, run.window.to_s) - backlog(run.records, run.window.from_s)
+    return grown <= _LOST_MAX * len(due) + callers
+
+
+_LOST_MAX = 0.05
+
+
 def paces(records: Iterable[LoadRecord]) -> Iterable[float]:
     """Of each stream with more than one token, seconds per token after the first."""
     for record in records:

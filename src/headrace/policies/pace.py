@@ -15,6 +15,8 @@ import msgspec
 
 from headrace.core.capacity import Level, Pace, Quantiles
 
+_SEEN = 0.01
+"""Of a time, what it must change by over all levels to be put down to what was changed."""
 _METRICS = ("ttft", "tpot", "total", "requests_per_s")
 
 
@@ -102,7 +104,8 @@ def _line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
         return mean_y, 0.0
     slope = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in weighed) / spread
     offset = mean_y - slope * mean_x
-    if slope < 0:
+    reach = max(x for x, _, _ in weighed) - min(x for x, _, _ in weighed)
+    if slope * reach < _SEEN * mean_y:  # falling, or rising by less than can be told from noise
         return mean_y, 0.0
     if offset < 0:
         return 0.0, sum(w * x * y for x, y, w in weighed) / sum(w * x * x for x, _, w in weighed)
