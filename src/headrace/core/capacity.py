@@ -145,13 +145,16 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         planned: Bytes by part: weights, KV cache, workspace, process.
-        slope_bytes_per_s: At constant load, with bounds: a drift is shown where both are above 0.
+        slope_bytes_per_s: At constant load, with bounds: a drift is shown where both are above 0. None where it was not held long
+            enough to tell a start from a drift.
+        held_s: How long that load was held.
     """
 
     planned: dict[str, int] = {}
     idle_bytes: int = 0
     peak_bytes: int = 0
     slope_bytes_per_s: Interval = NOTHING
+    held_s: float = 0.0
     samples: int = 0
 
     @property

@@ -27,6 +27,8 @@ from headrace.policies.saturation import Knee, Point
 
 IDLE, SATURATED = "idle", "saturation"
 CONFIRM_SHARES = (0.5, 0.8, 0.95)
+HELD_MIN_S = 30.0
+"""A load that was held for less says nothing of memory: what grows in the first seconds is a start, and no drift."""
 _WARMUP_REQUESTS = 1.5
 _WINDOW_REQUESTS = 10
 
@@ -56,6 +58,7 @@ class Terms:
         callers_max: Where a sweep ends that shows no end.
         limit_s: Of all sweeps together; what isn't begun by then is left out, and said to be unproven.
         confirm: Shares of what was found, as open loops; of the first shape.
+        hold_s: How long the knee's load is held at least, for memory to show whether it grows.
     """
 
     shapes: tuple[Shape, ...] = SHAPES
@@ -64,6 +67,7 @@ class Terms:
     callers_max: int = 64
     limit_s: float = 900.0
     confirm: tuple[float, ...] = CONFIRM_SHARES
+    hold_s: float = 60.0
     seed: int = 1
 
 
@@ -157,11 +161,11 @@ class Measurement:
         found = [each for each in swept if each is not None]
         if found:
             found[0] = await self._confirm(found[0])
-        held_s, marks = await self._hold(found[0] if found else None)
+        held_from_s, marks = await self._hold(found[0] if found else None)
         if marks is not None:
             quality[SATURATED] = _counted(marks)
             self._note_quality(marks)
-        return self._record(found, quality, idle_bytes, held_s)
+        return self._record(found, quality, idle_bytes, held_from_s)
 
     # Levels
 
@@ -242,15 +246,13 @@ class Measurement:
             return began_s, None
         shape = next(each for each in self._terms.shapes if each.name == found.shape)
         self._tell(f"{shape.name}: holding the load of {found.concurrency} callers")
-        if self._ask is None:
-            await self._level(shape, callers=found.concurrency)
-            return began_s, None
         async with asyncio.TaskGroup() as group:
             asked = group.create_task(_answered(self._ask))
             while True:
                 await self._level(shape, callers=found.concurrency)
+                held_s = self._clock.now_s() - began_s
                 # Answers have limits of their own; without an end in sight they get them with nothing beside.
-                if asked.done() or self._clock.now_s() - began_s >= self._terms.limit_s:
+                if (asked.done() and held_s >= self._terms.hold_s) or held_s >= self._terms.limit_s:
                     break
         return began_s, asked.result()
 
@@ -262,12 +264,17 @@ class Measurement:
     # What came of it
 
     def _record(
-        self, found: Sequence[Saturation], quality: dict[str, tuple[int, int]], idle_bytes: int, held_s: float
+        self,
+        found: Sequence[Saturation],
+        quality: dict[str, tuple[int, int]],
+        idle_bytes: int,
+        held_from_s: float,
     ) -> CapacityRecord:
         subject, ended_s = self._subject, self._clock.now_s()
         slots = subject.slots or max((each.concurrency for each in found), default=1)
         levels = held_out(self._levels, slots=slots)
-        held = [sample for sample in self._memory.samples if sample[0] >= held_s]
+        held = [sample for sample in self._memory.samples if sample[0] >= held_from_s]
+        is_long = ended_s - held_from_s >= HELD_MIN_S
         return CapacityRecord(
             model=subject.model,
             digest=subject.digest or (self._revisions.pop() if len(self._revisions) == 1 else ""),
@@ -282,7 +289,8 @@ class Measurement:
                 planned=subject.planned,
                 idle_bytes=idle_bytes,
                 peak_bytes=self._memory.peak(),
-                slope_bytes_per_s=drift.slope(held),
+                slope_bytes_per_s=drift.slope(held if is_long else ()),
+                held_s=round(ended_s - held_from_s, 3),
                 samples=len(self._memory.samples),
             ),
             quality=quality,
@@ -351,5 +359,5 @@ def _counted(marks: Sequence[Mark]) -> tuple[int, int]:
     return sum(mark is Mark.RIGHT for mark in marks), len(marks)
 
 
-async def _answered(ask: Ask) -> Sequence[Mark]:
-    return await ask()
+async def _answered(ask: Ask | None) -> Sequence[Mark] | None:
+    return None if ask is None else await ask()

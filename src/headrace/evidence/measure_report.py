@@ -200,13 +200,14 @@ def _memory(found: MemoryUse) -> Section:
     if not found.samples:
         return Section("Memory", ("The engine's processes could not be seen from here.",))
     slope, verdict = found.slope_bytes_per_s, Verdict.INCONCLUSIVE
-    says = "too few samples at constant load to tell whether it grows"
+    says = f"constant load was held for {seconds(found.held_s)}, too short to tell whether it grows"
     if slope.estimate is not None and slope.low is not None and slope.high is not None:
         per_hour = [value * _HOUR_S / _MIB for value in (slope.estimate, slope.low, slope.high)]
         says = (
             f"at constant load {per_hour[0]:+,.1f} MiB per hour ({per_hour[1]:+,.1f} to {per_hour[2]:+,.1f})"
         )
-        verdict = Verdict.FAIL if slope.low * _HOUR_S > _GROWTH_MAX * found.peak_bytes else Verdict.PASS
+        allowed = max(_GROWTH_MAX * found.peak_bytes, _GROWTH_MAX_BYTES)
+        verdict = Verdict.FAIL if slope.low * _HOUR_S > allowed else Verdict.PASS
     rows = [(name, f"{size / _MIB:,.0f}") for name, size in found.planned.items()]
     rows += [("planned in all", f"{found.planned_bytes / _MIB:,.0f}")] if rows else []
     rows += [("at rest", f"{found.idle_bytes / _MIB:,.0f}"), ("most", f"{found.peak_bytes / _MIB:,.0f}")]
@@ -218,8 +219,9 @@ def _memory(found: MemoryUse) -> Section:
     )
 
 
-_GROWTH_MAX = 0.01
-"""Of the most that was seen, what may be added in an hour before it is called growth: caches fill, and libraries keep pools."""
+_GROWTH_MAX, _GROWTH_MAX_BYTES = 0.01, 16 * _MIB
+"""What may surely be added in an hour before it is called growth, as a share of the most that was seen, and at least: caches fill,
+and libraries keep pools."""
 
 
 def _quality(record: CapacityRecord) -> Section:
