@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ ASK_LIMIT_S = 10.0
 _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _ADMIN_TOKEN = Path("run/admin.token")
 # `-P`: a folder named headrace in the current directory must not be run in our place.
-_HEADRACE = (sys.executable, "-P", "-m", "headrace")
+HEADRACE = (sys.executable, "-P", "-m", "headrace")
 # The end of the drill, however it ends, is the end of its standard input, and so of the service.
 _HOLDER = """\
 exec 3<&0
@@ -67,11 +67,19 @@ class Instance:
     State: `_read_bytes` of its log are known.
     """
 
-    def __init__(self, folder: Path, clock: Clock, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        environment: Mapping[str, str],
+        *,
+        program: Sequence[str] = HEADRACE,
+    ) -> None:
         self.folder = folder
         self.data = folder / "data"
         self._clock = clock
         self._environment = dict(environment)
+        self._program = program
         self._process: asyncio.subprocess.Process | None = None
         self._token = ""
         self._read_bytes = 0
@@ -83,7 +91,7 @@ class Instance:
         with (self.folder / "told").open("wb") as told:
             self._process = await asyncio.create_subprocess_exec(
                 *("/bin/sh", "-c", _HOLDER, "sh"),
-                *_HEADRACE,
+                *self._program,
                 "up",
                 *("--data", str(self.data), "--config", str(self.folder / "headrace.toml")),
                 *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0"),
@@ -102,10 +110,16 @@ class Instance:
         self.pid, self.port, self.admin_port = facts["pid"], facts["public_port"], facts["admin_port"]
         self._token = (self.data / _ADMIN_TOKEN).read_text().strip()
 
-    async def command(self, *arguments: str) -> str:
-        """What `headrace ARGUMENTS` on its data prints. Raises DrillError."""
+    async def command(self, *arguments: str, allowed: Sequence[int] = (0,)) -> str:
+        """What `headrace ARGUMENTS` on its data prints.
+
+        Args:
+            allowed: Exit statuses that are an answer.
+        Raises:
+            DrillError: It ended with another one, or didn't.
+        """
         process = await asyncio.create_subprocess_exec(
-            *(*_HEADRACE, *arguments, "--data", str(self.data)),
+            *(*HEADRACE, *arguments, "--data", str(self.data)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -120,7 +134,7 @@ class Instance:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if process.returncode != 0:
+        if process.returncode not in allowed:
             raise DrillError(f"headrace {arguments[0]}: {complaint.decode(errors='replace').strip()}")
         return told.decode()
 
@@ -208,19 +222,21 @@ async def instance(
     config_text: str = CONFIG,
     environment: Callable[[Path], Mapping[str, str]] = lambda _: {},
     models: Path | None = None,
+    program: Sequence[str] = HEADRACE,
 ) -> AsyncIterator[Instance]:
     """A service without a deployment, ended at the end of the block.
 
     Args:
         environment: Says, by its folder, what is added to what it inherits; what would configure another service is left out.
         models: A model store that it uses; without one it begins with an empty one.
+        program: What runs as `headrace up`.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-drill-") as name:
         folder = Path(name)
         own = {
             key: value for key, value in surroundings.inherited().items() if not key.startswith("HEADRACE_")
         }
-        running = Instance(folder, clock, {**own, **environment(folder), MARK: name})
+        running = Instance(folder, clock, {**own, **environment(folder), MARK: name}, program=program)
         if models is not None:
             running.data.mkdir(mode=0o700)
             (running.data / "models").symlink_to(models)
