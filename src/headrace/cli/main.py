@@ -33,6 +33,7 @@ COMMANDS = {
     "workload": ("workload",),
     "slo": ("slo",),
     "drill": ("drill",),
+    "certify": ("certify",),
     "reload": ("reload",),
     "db": ("db",),
     "engine": ("engine",),

@@ -154,6 +154,9 @@ class Connection(asyncio.Protocol):
 
     # --- answers ---
 
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
     def answered(self, *, idle_close_s: float | None = None) -> None:
         """The answer to the current call is written; the next one may be served."""
         self._current = None

@@ -22,6 +22,7 @@ class Kind(Enum):
     DONE_OPEN = "done_open"
     NO_DONE = "no_done"
     KEEPALIVE_CLOSE = "keepalive_close"
+    DEAF = "deaf"
     TTFT = "ttft"
     SLOW = "slow"
     ERROR = "error"
@@ -129,6 +130,7 @@ FAULTS: tuple[Fault, ...] = (
         numbers=_MS,
         required=1,
     ),
+    Fault(Kind.DEAF, "a caller that leaves isn't noticed: the work goes on to its end"),
     Fault(Kind.TTFT, "MS milliseconds before the first event", numbers=_MS, required=1),
     Fault(Kind.SLOW, "MS milliseconds between events", numbers=_MS, required=1),
     Fault(

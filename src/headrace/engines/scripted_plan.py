@@ -71,6 +71,7 @@ class Plan:
         is_fault: The script made this end in another way than a whole answer.
         ttft_s, itl_s: Instead of the engine's own pace, where not None.
         write_bytes_max: Cuts writes further; 0 leaves them whole.
+        is_deaf: It is worked off to its end, also when its client has left.
         idle_close_s: Close the connection this long after the answer; None keeps it.
         last_words: What a process that ends at its end writes into its log before.
     """
@@ -84,6 +85,7 @@ class Plan:
     ttft_s: float | None = None
     itl_s: float | None = None
     write_bytes_max: int = 0
+    is_deaf: bool = False
     idle_close_s: float | None = None
     last_words: bytes = b""
 
@@ -153,6 +155,7 @@ def framed(
         ttft_s=_seconds(faults.number(Kind.TTFT)),
         itl_s=_seconds(faults.number(Kind.SLOW)),
         write_bytes_max=1 if faults.words(Kind.UNICODE) else faults.number(Kind.SLICE) or 0,
+        is_deaf=faults.has(Kind.DEAF),
         idle_close_s=_seconds(faults.number(Kind.KEEPALIVE_CLOSE)),
     )
     if faults.has(Kind.HEAD_ONLY):

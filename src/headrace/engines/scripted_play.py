@@ -30,8 +30,9 @@ class Client(Protocol):
     """The connection that an execution writes to."""
 
     loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
     is_paused: bool
+
+    def write(self, data: bytes) -> None: ...
 
     def answered(self, *, idle_close_s: float | None = None) -> None:
         """The answer is written; the connection may carry the next."""
@@ -234,6 +235,27 @@ class Engine:
         return msgspec.json.encode({"object": "list", "data": entries})
 
 
+class _Nobody:
+    """In the place of a client that has left, for work that goes on all the same."""
+
+    is_paused = False
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+    def write(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def answered(self, *, idle_close_s: float | None = None) -> None:
+        """There is no connection that could carry the next."""
+
+    def unsent_bytes(self) -> int:
+        return 0
+
+    def end(self, *, is_reset: bool) -> None:
+        """It has ended already."""
+
+
 class Execution:
     """One request from its arrival to its end. Owns its position in the plan and its one timer."""
 
@@ -290,7 +312,13 @@ class Execution:
 
     def abort(self) -> None:
         """The client has left."""
-        if not self.is_ended:
+        if self.is_ended:
+            return
+        if self.plan.is_deaf and self.is_running and not self._is_played:
+            self._client = _Nobody(self._client.loop)
+            if self._timer is None:
+                self._step()
+        else:
             self._end("aborted")
 
     def tokens_done(self) -> int:
@@ -364,12 +392,12 @@ class Execution:
     def _write_next(self) -> None:
         data, bytes_max = self.plan.writes[self._position], self.plan.write_bytes_max
         if bytes_max and len(data) - self._offset > bytes_max:
-            self._client.transport.write(data[self._offset : self._offset + bytes_max])
+            self._client.write(data[self._offset : self._offset + bytes_max])
             self._offset += bytes_max
             return
         if self._position == len(self.plan.writes) - 1:
             self._settle()
-        self._client.transport.write(data[self._offset :] if self._offset else data)
+        self._client.write(data[self._offset :] if self._offset else data)
         self._position += 1
         self._offset = 0
 

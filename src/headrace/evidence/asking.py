@@ -5,6 +5,7 @@ A retry would hide what a customer sees, and would ask a model that answers diff
 
 import ssl
 from collections.abc import Callable
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -73,7 +74,8 @@ class Asker:
         certificate: str = "",
     ) -> None:
         self.model = model
-        self._host, self._port, self._path, is_tls = _parsed(url)
+        self._host, self._port, prefix, is_tls = parse_url(url)
+        self._path = prefix + _PATH
         self._tls = _trust(ca_file, certificate) if is_tls else _no_tls
         self._headers = [("Authorization", f"Bearer {key}" if key else "")]
         self._headers.append(("X-Headrace-Deadline-Ms", str(round(deadline_s * 1000))))
@@ -118,8 +120,17 @@ class Asker:
         return Reply(text, revision, choice.finish_reason == "length", "", took_s)
 
 
-def _parsed(url: str) -> tuple[str, int, str, bool]:
-    """Host, port, path, and whether it speaks TLS."""
+class ParsedUrl(NamedTuple):
+    """Of a server. `prefix` is what stands before `/v1` in its paths."""
+
+    host: str
+    port: int
+    prefix: str
+    is_tls: bool
+
+
+def parse_url(url: str) -> ParsedUrl:
+    """Raises ConfigError for what is none, or holds a secret."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -130,8 +141,8 @@ def _parsed(url: str) -> tuple[str, int, str, bool]:
             f"--url {url!r}: it must be http://HOST:PORT or https://HOST, and nothing secret in it"
         )
     is_tls = parts.scheme == "https"
-    path = parts.path.rstrip("/").removesuffix("/v1") + _PATH
-    return parts.hostname, port or (443 if is_tls else 80), path, is_tls
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    return ParsedUrl(parts.hostname, port or (443 if is_tls else 80), prefix, is_tls)
 
 
 def _trust(ca_file: str, certificate: str) -> Callable[[], ssl.SSLContext]:

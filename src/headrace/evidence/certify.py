@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, leaves
+from headrace.core.slo import Slo
 from headrace.core.verdicts import Verdict
 from headrace.evidence.certify_subject import Owned, Subject
 from headrace.policies import certification
@@ -41,8 +42,8 @@ class Size:
     is_short: bool = False
 
 
-FULL = Size(trials=10, pairs=20, samples=100, load_s=60.0, blocks=14, block_requests=150)
-QUICK = Size(trials=3, pairs=6, samples=60, load_s=4.0, blocks=10, block_requests=40, is_short=True)
+FULL = Size(trials=10, pairs=20, samples=160, load_s=60.0, blocks=14, block_requests=150)
+QUICK = Size(trials=3, pairs=6, samples=150, load_s=4.0, blocks=10, block_requests=40, is_short=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,14 @@ class Terms:
     """How a certification is made.
 
     Attributes:
+        slo: What is promised of it under normal load.
         rate_per_s: Of normal load; 0 takes `load_share` of what the service does at its best.
         cases: The acceptance set; a file or a name that `evidence.cases.find` knows.
         data: Where uses of that set are recorded.
         step_limit_s, limit_s: For one step, and for all; what isn't made by then could not be made.
     """
 
+    slo: Slo
     bounds: Bounds = field(default_factory=Bounds)
     size: Size = FULL
     rate_per_s: float = 0.0
@@ -129,11 +132,15 @@ async def run(
     steps: Sequence[Step],
     terms: Terms,
     *,
+    known: dict[str, float],
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[StepReport, ...]:
-    """Makes the steps one after the other; none of them ends the others."""
+    """Makes the steps one after the other; none of them ends the others.
+
+    Args:
+        known: Gets what steps have measured that others, and the card, go by.
+    """
     until_s = subject.clock.now_s() + terms.limit_s
-    known: dict[str, float] = {}
     reports = []
     for step in steps:
         progress(f"{step.name}: {step.question}")

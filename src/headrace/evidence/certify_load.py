@@ -8,25 +8,31 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from headrace.core.slo import Slo
 from headrace.evidence.certify import NotMade, Stage
 from headrace.evidence.certify_caller import Reply, at_once
 from headrace.evidence.certify_tenants import words
 from headrace.evidence.drill_instance import DrillError
+from headrace.policies import quantiles
 from headrace.policies.certification import (
+    ALPHA,
     Figure,
     at_least,
     at_most,
+    promise_kept,
     quantile_at_most,
-    share_at_least,
     share_at_most,
     told,
 )
+from headrace.policies.slo import Fate, Seen, attainment
 
-PACE, SERVICE_S = "pace_per_s", "service_s"
+PACE, SERVICE_S, RATE, QUALIFIED = "pace_per_s", "service_s", "rate_per_s", "qualified_share"
+INPUT_TOKENS = "input_tokens"
 _WORDS = ("river", "mill", "stone", "water", "gate", "wheel", "grain", "miller")
 INPUT_WORDS, OUTPUT_TOKENS = 120, 32
 _LONG_WORDS = 6000
 _OPEN_MAX = 400
+_PATIENCE_S = 60.0
 _RATE_MAX_PER_S = 250.0
 _OVERLOAD_TIMES = 5.0
 _BURST_TIMES = 3
@@ -60,6 +66,10 @@ class Sent:
     @property
     def is_answered(self) -> bool:
         return self.reply is not None and self.reply.is_answered
+
+    @property
+    def is_streamed(self) -> bool:
+        return self.reply is not None and bool(self.reply.events)
 
     @property
     def is_refused(self) -> bool:
@@ -120,31 +130,64 @@ async def find_pace(stage: Stage) -> None:
 
 
 async def carry_normal_load(stage: Stage) -> None:
-    """Requests at random moments, each due at its own whatever became of those before."""
-    rate = await _normal_rate(stage)
-    bounds = stage.bounds
+    """Requests at random moments, each due at its own whatever became of those before; judged by the promises made of it."""
+    slo, rate = stage.terms.slo, await _normal_rate(stage)
     duration_s = max(stage.size.load_s, stage.size.samples / rate)
     sent = await _open_loop(stage, rate_per_s=rate, duration_s=duration_s)
-    good = sum(_is_in_time(each, stage) for each in sent)
-    answered = [each for each in sent if each.is_answered]
-    ttft = [each.ttft_s for each in answered if each.ttft_s is not None and each.reply and each.reply.events]
-    tpot = [each.tpot_s for each in answered if each.tpot_s is not None]
-    stage.known["supported_per_s"] = rate
-    stage.known["good_share"] = good / len(sent)
+    kept = attainment(slo, [_seen(each) for each in sent], alpha=ALPHA)
+    qualified = kept.qualified
+    stage.known[RATE] = rate
+    stage.known[QUALIFIED] = qualified.good / max(1, qualified.counted)
     stage.add(
-        told("requests meant to be sent", len(sent)),
+        told("requests meant to be sent", kept.intended),
         told("rate", rate, "/s"),
-        share_at_least("answered whole and in time", good, len(sent), bounds.good_share),
-        share_at_most("not answered whole", len(sent) - len(answered), len(sent), bounds.failure_share)
-        if len(sent) * bounds.failure_share > 3
-        else at_most(
-            "not answered whole", len(sent) - len(answered), max(0.0, len(sent) * bounds.failure_share)
-        ),
-        quantile_at_most("time to the first token, p95", ttft, 0.95, bounds.ttft_s),
-        quantile_at_most("time of an output token, p95", tpot, 0.95, bounds.tpot_s),
-        quantile_at_most("time of an answer, p95", [each.took_s for each in answered], 0.95, bounds.total_s),
+        *(promise_kept(each) for each in kept.kept),
+        told("within every promise at once", stage.known[QUALIFIED], samples=qualified.counted),
+        *_told_quantiles(sent),
     )
     stage.notes += _reasons(sent)
+    for each in kept.kept:
+        if each.requests_needed:
+            stage.notes.append(
+                f"{each.promise.name}: it takes {each.requests_needed} requests without a further miss"
+            )
+
+
+def _told_quantiles(sent: Sequence[Sent]) -> Iterator[Figure]:
+    answered = [each for each in sent if each.is_answered]
+    for what, values in (
+        ("time to the first token", [each.ttft_s for each in answered if each.is_streamed]),
+        ("time of an output token", [each.tpot_s for each in answered]),
+        ("time of an answer", [each.took_s for each in answered]),
+    ):
+        found = sorted(value for value in values if value is not None)
+        for name, quantile in (("median", 0.5), ("p95", 0.95)):
+            if found:
+                yield told(
+                    f"{what}, {name}", quantiles.nearest_rank(found, quantile), "s", samples=len(found)
+                )
+
+
+def _seen(sent: Sent) -> Seen:
+    """As a promise sees it."""
+    reply = sent.reply
+    if reply is None:
+        return Seen(Fate.UNSENT)
+    usage = reply.usage()
+    if sent.is_answered:
+        fate = Fate.WHOLE
+    elif sent.is_refused:
+        fate = Fate.REFUSED
+    else:
+        fate = Fate.BROKEN if reply.status == 200 else Fate.FAILED
+    return Seen(
+        fate,
+        sent.took_s,
+        sent.ttft_s if sent.is_streamed else None,
+        tpot_s=sent.tpot_s,
+        input_tokens=usage.get("prompt_tokens"),
+        output_tokens=usage.get("completion_tokens"),
+    )
 
 
 async def take_burst(stage: Stage) -> None:
@@ -177,7 +220,7 @@ async def take_long_inputs(stage: Stage) -> None:
     replies = await at_once([functools.partial(ask, text) for text in texts], most=2)
     answered = [reply for reply in replies if reply.is_answered]
     tokens = [reply.usage().get("prompt_tokens", 0) for reply in answered]
-    stage.known["input_tokens"] = float(max(tokens, default=0))
+    stage.known[INPUT_TOKENS] = float(max(tokens, default=0))
     stage.add(
         told("longest input, in the engine's tokens", max(tokens, default=0)),
         at_most("not answered whole", len(replies) - len(answered), 0, samples=len(replies)),
@@ -239,22 +282,16 @@ def _said_so(sent: Sequence[Sent], refused: Sequence[Sent]) -> list[Figure]:
     ]
 
 
-def _is_in_time(sent: Sent, stage: Stage) -> bool:
-    bounds = stage.bounds
-    tpot_s = sent.tpot_s
-    return (
-        sent.is_answered
-        and sent.took_s <= bounds.total_s
-        and (sent.reply is None or not sent.reply.events or (sent.ttft_s or math.inf) <= bounds.ttft_s)
-        and (tpot_s is None or tpot_s <= bounds.tpot_s)
-    )
+def _is_in_time(sent: Sent, slo: Slo) -> bool:
+    return attainment(slo, [_seen(sent)]).qualified.good == 1
 
 
 def _reasons(sent: Sequence[Sent]) -> list[str]:
     counted: dict[str, int] = {}
     for each in sent:
         if not each.is_answered:
-            reason = "not sent" if each.reply is None else f"{each.reply.status} {each.reply.reason}"
+            reply = each.reply
+            reason = "not sent" if reply is None else f"{reply.status} {reply.error or reply.reason}"
             counted[reason] = counted.get(reason, 0) + 1
     return [f"{count} x {reason}" for reason, count in counted.items()]
 
@@ -264,7 +301,7 @@ async def _ask(stage: Stage, text: str, *, number: int, deadline_s: float | None
         text,
         stream=number % 4 != 3,
         output_tokens_max=OUTPUT_TOKENS,
-        deadline_s=deadline_s or stage.bounds.total_s,
+        deadline_s=deadline_s or _PATIENCE_S,
     )
 
 
@@ -301,7 +338,7 @@ async def _until_in_time(stage: Stage, *, limit_s: float) -> float | None:
     began_s = stage.clock.now_s()
     prompts = _prompts(stage)
     while (since_s := stage.clock.now_s() - began_s) <= limit_s:
-        if _is_in_time(Sent(0.0, await _ask(stage, next(prompts), number=0)), stage):
+        if _is_in_time(Sent(0.0, await _ask(stage, next(prompts), number=0)), stage.terms.slo):
             return since_s
         await asyncio.sleep(0.2)
     return None

@@ -10,6 +10,8 @@ from headrace.policies.certification import ALPHA, Figure, Sense, told
 from headrace.policies.quality import SetKind
 
 DEADLINE_S = 60.0
+# What the card tells of it; `share` is what was answered rightly.
+QUALITY = ("share", "at_least", "at_most", "cases", "floor")
 
 
 async def reach_floor(stage: Stage) -> None:
@@ -37,7 +39,10 @@ async def reach_floor(stage: Stage) -> None:
     log.end(cases, report)
     stage.subject.judged += report.set.cases
     found, share = report.candidate, report.candidate.share
-    stage.known["quality_share"] = share.estimate or 0.0
+    told_of = (share.estimate, share.low, share.high, report.set.cases, floor)
+    stage.known.update(
+        {name: value for name, value in zip(QUALITY, told_of, strict=True) if value is not None}
+    )
     stage.add(
         told("cases", report.set.cases),
         told("not answered", found.tally.errors),

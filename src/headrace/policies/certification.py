@@ -9,14 +9,15 @@ from enum import StrEnum
 
 import msgspec
 
+from headrace.core.deployment_terms import SloTerms
 from headrace.core.errors import ConfigError
+from headrace.core.slo import Metric, Objective, Slo
 from headrace.core.verdicts import Judgement, Verdict
 from headrace.policies import proportions, quality, quantiles, ranks
 from headrace.policies.proportions import Share
-from headrace.policies.quality_report import STATUS
+from headrace.policies.slo import Kept
 
 ALPHA = 0.05
-STATUS_NOT_MADE = STATUS[Verdict.ERROR]
 
 
 class Sense(StrEnum):
@@ -70,9 +71,9 @@ class Bounds(msgspec.Struct, frozen=True):
     """What a service must keep to, where neither its SLO file nor its deployment says otherwise.
 
     Attributes:
-        good_share: Of all requests that were meant to be sent under normal load, those that are answered whole and in time.
+        good_share: Of all requests that were meant to be sent under normal load, those that keep each of the promises.
         failure_share: Of them, those that fail, break or are lost; a refusal counts too, as nobody asked for too much.
-        ttft_s, tpot_s, total_s: What in time means, from when a request was due.
+        ttft_s, tpot_s, total_s: The promises, from when a request was due.
         long_ttft_s: To the first token of a long input.
         burst_answered_s: After a burst, until a single request is in time again.
         quality_floor: Share of the acceptance set that must be answered rightly; 0 only measures.
@@ -89,7 +90,7 @@ class Bounds(msgspec.Struct, frozen=True):
     """
 
     good_share: float = 0.95
-    failure_share: float = 0.01
+    failure_share: float = 0.02
     ttft_s: float = 2.0
     tpot_s: float = 0.25
     total_s: float = 60.0
@@ -145,16 +146,33 @@ def share_at_most(what: str, events: int, trials: int, limit: float) -> Figure:
     return _judged(what, judged, Sense.AT_MOST, limit, "")
 
 
-def share_at_least(what: str, good: int, trials: int, limit: float) -> Figure:
-    """The same, told by what is good."""
-    found = share_at_most(what, trials - good, trials, round(1 - limit, 9))
-    return msgspec.structs.replace(
-        found,
-        sense=Sense.AT_LEAST,
-        bound=limit,
-        value=None if found.value is None else 1 - found.value,
-        low=None if found.high is None else 1 - found.high,
-        high=None if found.low is None else 1 - found.low,
+def promise_kept(kept: Kept) -> Figure:
+    """One promise of an SLO, as its share of good requests."""
+    promise, share = kept.promise, kept.share
+    return Figure(
+        f"{promise.name}, kept for",
+        share.estimate,
+        "",
+        Sense.AT_LEAST,
+        round(1 - promise.miss_share_max, 9),
+        kept.verdict,
+        share.low,
+        share.high,
+        kept.tally.counted,
+    )
+
+
+def default_slo(deployment: str, terms: SloTerms, bounds: Bounds) -> Slo:
+    """What is held against a deployment that has no SLO file: its own [slo], and the bounds for what that leaves out."""
+    aimed = (
+        (Metric.TTFT, terms.ttft_p95_ms or bounds.ttft_s * 1000),
+        (Metric.TPOT, terms.tpot_p95_ms or bounds.tpot_s * 1000),
+        (Metric.TOTAL, bounds.total_s * 1000),
+    )
+    return Slo(
+        deployment,
+        failure_share_max=terms.error_rate or bounds.failure_share,
+        objectives=tuple(Objective(metric, within_ms, bounds.good_share) for metric, within_ms in aimed),
     )
 
 
