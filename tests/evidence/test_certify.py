@@ -15,7 +15,7 @@ from headrace.cli.main import main
 from headrace.config import deployments
 from headrace.core.clock import SystemClock
 from headrace.core.verdicts import Verdict
-from headrace.evidence import certified, certify, service_card, service_card_text
+from headrace.evidence import certified, service_card, service_card_text
 from headrace.evidence.certify import QUICK, Size, Terms
 from headrace.evidence.certify_steps import STEPS
 from headrace.evidence.certify_subject import as_toml
@@ -120,7 +120,6 @@ def deployment(folder: Path, *, args: dict[str, Any], sections: dict[str, Any], 
 async def certify_planted(
     planted: Planted, folder: Path, *, steps: tuple[str, ...], size: Size
 ) -> ServiceCard:
-    folder.mkdir(exist_ok=True)
     path = deployment(folder, args=planted.args, sections=planted.sections, replicas=planted.replicas)
     file = deployments.load(path)
     slo = certification.default_slo("chat", file.spec.slo, planted.bounds)
@@ -143,14 +142,14 @@ async def certify_planted(
 @pytest.fixture(scope="module")
 def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServiceCard]:
     """Every defect with the step that must find it; some at a time, as most of it is waiting."""
-    folder = tmp_path_factory.mktemp("planted")
+    folders = [tmp_path_factory.mktemp("planted") for _ in PLANTED]
 
     async def all_of_them() -> list[ServiceCard]:
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(number: int, planted: Planted) -> ServiceCard:
             async with places:
-                return await certify_planted(planted, folder / str(number), steps=(planted.step,), size=TINY)
+                return await certify_planted(planted, folders[number], steps=(planted.step,), size=TINY)
 
         return await asyncio.gather(*(one(*each) for each in enumerate(PLANTED.values())))
 

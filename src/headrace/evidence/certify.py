@@ -42,7 +42,7 @@ class Size:
     is_short: bool = False
 
 
-FULL = Size(trials=10, pairs=20, samples=160, load_s=60.0, blocks=14, block_requests=150)
+FULL = Size(trials=6, pairs=12, samples=120, load_s=45.0, blocks=14, block_requests=150)
 QUICK = Size(trials=3, pairs=6, samples=150, load_s=4.0, blocks=10, block_requests=40, is_short=True)
 
 
@@ -62,12 +62,12 @@ class Terms:
     bounds: Bounds = field(default_factory=Bounds)
     size: Size = FULL
     rate_per_s: float = 0.0
-    load_share: float = 0.5
+    load_share: float = 0.4
     cases: str = "document-assistant"
     data: Path | None = None
     actor: str = ""
     seed: int = 1
-    step_limit_s: float = 300.0
+    step_limit_s: float = 400.0
     limit_s: float = 900.0
 
 

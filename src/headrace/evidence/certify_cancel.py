@@ -7,22 +7,25 @@ from headrace.evidence.certify_caller import Leave, Reply
 from headrace.evidence.drill_instance import DrillError
 from headrace.policies.certification import at_least, at_most, told
 
-LONG = "Count from one to a thousand, in words, one after the other."
+# What a small model goes on and on with isn't known before.
+LONG = (
+    "Count from one to a thousand, in words, one after the other.",
+    "Write a very long story about a mill, a river and the people who live there, with all that they say.",
+    "List every animal that you know, and write a paragraph about each of them.",
+)
 OUTPUT_TOKENS = 512
 # What would end by itself within twice the bound can't show that it was stopped.
-_LONGER_THAN = 2.0
+_LONGER_THAN, _LONG_ENOUGH = 2.0, 4.0
 _RECORDS_LIMIT_S = 30.0
 
 
 async def stop_work(stage: Stage) -> None:
     """T5, REPORTS 18, 21 and 23: callers leave whole answers and streams, before the first event and amid them."""
     limit_s = stage.bounds.cancel_s
-    whole = await stage.subject.owner.chat(LONG, stream=True, output_tokens_max=OUTPUT_TOKENS)
-    if not whole.is_answered:
-        raise DrillError(f"the answer that is to be left isn't given at all: {whole.status} {whole.reason}")
-    if whole.took_s < _LONGER_THAN * limit_s:
+    text, natural_s = await _longest(stage)
+    if natural_s < _LONGER_THAN * limit_s:
         raise NotMade(
-            f"an answer of {OUTPUT_TOKENS} tokens takes {whole.took_s:.2f} s, too short to be seen to stop within {limit_s:g} s"
+            f"no answer takes longer than {natural_s:.2f} s, too short to be seen to stop within {limit_s:g} s"
         )
     await stage.here.idle_after_s(stage.clock, since_s=stage.clock.now_s(), limit_s=limit_s)
     ways = (
@@ -32,12 +35,12 @@ async def stop_work(stage: Stage) -> None:
     )
     stopped_s: list[float | None] = []
     before = len(stage.subject.history)
-    for number in range(stage.size.trials):
+    for _ in range(stage.size.trials):
         for is_streamed, leave in ways:
-            stopped_s.append(await _left(stage, number, is_streamed, leave))
+            stopped_s.append(await _left(stage, text, is_streamed, leave))
     ended = [each for each in stopped_s if each is not None]
     stage.add(
-        told("time of such an answer that nobody leaves", whole.took_s, "s"),
+        told("time of such an answer that nobody leaves", natural_s, "s"),
         at_most("answers that their engine went on with", len(stopped_s) - len(ended), 0, samples=len(stopped_s)),
         at_most(
             "longest time from leaving until the engine had stopped", max(ended, default=None), limit_s, "s",
@@ -50,10 +53,25 @@ async def stop_work(stage: Stage) -> None:
     )
 
 
-async def _left(stage: Stage, number: int, is_streamed: bool, leave: Leave) -> float | None:
-    """Seconds until no engine worked any more. The prompt is new each time, and asked for as much as before."""
+async def _longest(stage: Stage) -> tuple[str, float]:
+    """The question whose answer takes longest, and how long. Raises DrillError where none is answered."""
+    found: list[tuple[float, str]] = []
+    for text in LONG:
+        whole = await stage.subject.owner.chat(text, stream=True, output_tokens_max=OUTPUT_TOKENS)
+        if whole.is_answered:
+            found.append((whole.took_s, text))
+        if whole.is_answered and whole.took_s > _LONG_ENOUGH * stage.bounds.cancel_s:
+            break
+    if not found:
+        raise DrillError("the answer that is to be left isn't given at all")
+    took_s, text = max(found)
+    return text, took_s
+
+
+async def _left(stage: Stage, text: str, is_streamed: bool, leave: Leave) -> float | None:
+    """Seconds until no engine worked any more. As much is asked for as before."""
     reply: Reply = await stage.subject.owner.chat(
-        f"{LONG} Begin at {number + 2}.", stream=is_streamed, output_tokens_max=OUTPUT_TOKENS, leave=leave
+        text, stream=is_streamed, output_tokens_max=OUTPUT_TOKENS, leave=leave
     )
     if reply.left_at_s is None:
         raise DrillError(f"an answer ended before its caller left: {reply.status} {reply.reason}")

@@ -10,10 +10,9 @@ from typing import Any
 from headrace.core.deployments import EngineKind
 from headrace.evidence import drill_report
 from headrace.evidence.certify import Stage
-from headrace.evidence.certify_load import pace
 from headrace.evidence.certify_subject import as_toml, read_toml
 from headrace.evidence.drill_instance import DrillError
-from headrace.evidence.drill_load import Fate, SteadyLoad
+from headrace.evidence.drill_load import QUESTION, Fate, SteadyLoad
 from headrace.evidence.drill_watch import Told
 from headrace.policies.certification import Asked, Figure, at_most, told
 
@@ -23,7 +22,8 @@ _TOLD_S = 10.0
 _LOOK_S = 0.1
 # Of the replica that is lost: streams that have begun there can't go on elsewhere.
 _OPEN_ON_ONE = 8
-_RATE_MAX_PER_S, _LOAD_SHARE = 20.0, 0.4
+_RATE_MAX_PER_S, _LOAD_SHARE = 20.0, 0.6
+_MEASURED = 4
 # A rollout in seconds, by the deployment's own gates: what takes an hour in service is over while somebody watches.
 _SHORT = {
     "strategy": "canary",
@@ -161,7 +161,7 @@ async def _load(stage: Stage) -> AsyncIterator[SteadyLoad]:
         model=owner.model,
         key=owner.key,
         output_tokens_max=OUTPUT_TOKENS,
-        rate_per_s=min(_RATE_MAX_PER_S, _LOAD_SHARE * await pace(stage)),
+        rate_per_s=await _rate_per_s(stage),
         deadline_s=30.0,
         clock=stage.clock,
     )
@@ -178,6 +178,16 @@ async def _load(stage: Stage) -> AsyncIterator[SteadyLoad]:
                 Asked(each.request_id, owner.tenant, each.fate is Fate.OK, 200 if each.fate is Fate.OK else 0)
                 for each in load.answers
             )
+
+
+async def _rate_per_s(stage: Stage) -> float:
+    """Of short requests: so many that the service is at work, and far from full."""
+    began_s = stage.clock.now_s()
+    for _ in range(_MEASURED):
+        reply = await stage.subject.owner.chat(QUESTION, output_tokens_max=OUTPUT_TOKENS)
+        if not reply.is_answered:
+            raise DrillError(f"a short request isn't answered: {reply.status} {reply.reason}")
+    return min(_RATE_MAX_PER_S, _LOAD_SHARE * _MEASURED / (stage.clock.now_s() - began_s))
 
 
 def _must_be_whole(load: SteadyLoad) -> None:

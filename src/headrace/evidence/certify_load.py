@@ -29,10 +29,12 @@ from headrace.policies.slo import Fate, Seen, attainment
 PACE, SERVICE_S, RATE, QUALIFIED = "pace_per_s", "service_s", "rate_per_s", "qualified_share"
 INPUT_TOKENS = "input_tokens"
 _WORDS = ("river", "mill", "stone", "water", "gate", "wheel", "grain", "miller")
-INPUT_WORDS, OUTPUT_TOKENS = 120, 32
+INPUT_WORDS, OUTPUT_TOKENS = 80, 24
 _LONG_WORDS = 6000
 _OPEN_MAX = 400
 _PATIENCE_S = 60.0
+# What it takes longer than this to show is left open.
+_LOAD_MAX_S = 300.0
 _RATE_MAX_PER_S = 250.0
 _OVERLOAD_TIMES = 5.0
 _BURST_TIMES = 3
@@ -132,7 +134,7 @@ async def find_pace(stage: Stage) -> None:
 async def carry_normal_load(stage: Stage) -> None:
     """Requests at random moments, each due at its own whatever became of those before; judged by the promises made of it."""
     slo, rate = stage.terms.slo, await _normal_rate(stage)
-    duration_s = max(stage.size.load_s, stage.size.samples / rate)
+    duration_s = min(_LOAD_MAX_S, max(stage.size.load_s, stage.size.samples / rate))
     sent = await _open_loop(stage, rate_per_s=rate, duration_s=duration_s)
     kept = attainment(slo, [_seen(each) for each in sent], alpha=ALPHA)
     qualified = kept.qualified

@@ -12,7 +12,7 @@ from headrace.policies.certification import at_least, at_most, told
 
 _WORDS = ("sea", "oak", "ink", "map", "fog", "sun", "elm", "rye")
 # Long enough that reading it takes time, short enough for a small context.
-PROMPT_WORDS = 600
+PROMPT_WORDS = 300
 _CONTEXT_SHARE = 0.5
 _KEY_LIMIT_S = 30.0
 _ASKED_FOR_EACH = 4

@@ -15,6 +15,7 @@ OPEN_MAX = 512
 _READ_BYTES = 64 * 1024
 _ANSWER_BYTES_MAX = 4 * 1024 * 1024
 _PATH = "/v1/chat/completions"
+QUESTION = "Is this a drill?"
 
 
 class Fate(StrEnum):
@@ -97,7 +98,7 @@ class SteadyLoad:
         body = msgspec.json.encode(
             {
                 "model": self._model,
-                "messages": [{"role": "user", "content": "Is this a drill?"}],
+                "messages": [{"role": "user", "content": QUESTION}],
                 "max_tokens": self._output_tokens_max,
                 "stream": is_streamed,
             }

@@ -90,7 +90,7 @@ class Bounds(msgspec.Struct, frozen=True):
     """
 
     good_share: float = 0.95
-    failure_share: float = 0.02
+    failure_share: float = 0.03
     ttft_s: float = 2.0
     tpot_s: float = 0.25
     total_s: float = 60.0
