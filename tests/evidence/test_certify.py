@@ -79,7 +79,7 @@ PLANTED = {
     ),
     "failing": Planted("normal-load", "failures, kept for", args={"fault": "error:500@1/3"}),
     "wrong answers": Planted("quality", "answered rightly", args={"answer": "Nobody knows."}),
-    "leaks: a cache that tenants share": Planted("isolation", "tokens of another tenant's prompt from a cache", program="shared_cache"),
+    "leaks: a cache that tenants share": Planted("isolation", "part of another tenant's prompt that comes from a cache", program="shared_cache"),
     "leaks: answers kept for another tenant": Planted(
         "isolation", "things of another tenant that were seen: ", program="shared_answers"
     ),
