@@ -26,6 +26,7 @@ from headrace.policies.quality import SetKind
 from headrace.stores import card_key
 from tests.evidence import rig
 from tests.support.defective_headrace import DEFECTS, VARIABLE
+from tests.support.scripted import scripted_engine
 
 DEFECTIVE = (sys.executable, "-m", "tests.support.defective_headrace")
 AT_ONCE = 3
@@ -218,3 +219,48 @@ def test_a_card_is_signed_and_a_change_is_seen(
     for name in STEPS:
         assert name in page
         assert name in text
+
+
+def test_the_command_lists_its_steps_and_names_what_to_change(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = ["--data", str(tmp_path)]
+    assert main(["certify", "list", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == list(STEPS)
+    assert main(["certify", "list"]) == 0
+    assert "cancel_s=1" in capsys.readouterr().out
+    for arguments, says in (
+        (["one.toml", "two.toml"], "one deployment file at a time"),
+        (["one.toml", "--url", "http://127.0.0.1:1"], "it takes no deployment"),
+        (["one.toml", "--deployment", "chat"], "not both"),
+        (["--url", "http://127.0.0.1:1"], "--model"),
+        ([], "headrace models pull"),
+    ):
+        assert main(["certify", *arguments, *data]) == 2
+        assert says in capsys.readouterr().err
+    (tmp_path / "models").mkdir()
+    for arguments, says in (
+        (["--only", "cancle"], "did you mean `cancel`"),
+        (["--bound", "cancel_s"], "NAME=VALUE"),
+        (["--bound", "nonsense=1"], "no bound 'nonsense'"),
+        (["verify", str(tmp_path / "models.json")], ""),
+    ):
+        (tmp_path / "models.json").write_text("{}")
+        assert main(["certify", *arguments, *data]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_service_that_others_run_is_certified_as_far_as_it_can_be_asked(tmp_path: Path) -> None:
+    """From outside: the contract of any OpenAI-compatible server, and the rest is listed as not made."""
+    with scripted_engine(tokens=600, slots=8) as engine:
+        out = tmp_path / "out"
+        asked = ["--url", engine.url, "--model", "scripted", "--only", "contract", "--only", "isolation"]
+        status = main(["certify", *asked, "--quick", "--card", str(out), "--data", str(tmp_path)])
+    card = json.loads((out / "service-card.json").read_bytes())
+    contract, isolation = card["steps"]
+    assert isolation["verdict"] is None
+    assert "not a URL" in isolation["detail"]
+    assert contract["verdict"] == "fail"  # it asks nobody for a key, which is a promise
+    assert any("without a key" in note for note in contract["notes"])
+    assert status == 1

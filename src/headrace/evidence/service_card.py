@@ -127,6 +127,8 @@ def issue(steps: Sequence[StepReport], made: Made, key: CardKey) -> ServiceCard:
         bounds=made.bounds,
         steps=tuple(steps),
     )
+    # As a reader gets it back from its JSON: a whole number that stands for a float is a float from here on.
+    card = msgspec.json.decode(msgspec.json.encode(card), type=ServiceCard)
     return msgspec.structs.replace(
         card, signature=Signature(card_key.ALGORITHM, key.public, key.sign(canonical(card)))
     )
