@@ -19,6 +19,7 @@ from headrace.evidence import certified, service_card, service_card_text
 from headrace.evidence.certify import QUICK, Size, Terms
 from headrace.evidence.certify_steps import STEPS
 from headrace.evidence.certify_subject import as_toml
+from headrace.evidence.drill_instance import HEADRACE
 from headrace.evidence.service_card import ServiceCard
 from headrace.policies import certification
 from headrace.policies.certification import Bounds
@@ -136,7 +137,7 @@ async def certify_planted(
         models=None,
         repeat="a test",
         environment={VARIABLE: planted.program, "PYTHONPATH": ":".join(filter(None, sys.path))},
-        **({"program": DEFECTIVE} if planted.program else {}),
+        program=DEFECTIVE if planted.program else HEADRACE,
     )
 
 

@@ -68,6 +68,7 @@ def test_a_slope_of_nothing_is_none() -> None:
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(6, 15))
 def test_points_on_a_line_have_its_slope(rise: float, start: float, count: int) -> None:
     found = ranks.slope([(float(x), start + rise * x) for x in range(count)], alpha=0.05)
+    assert found.estimate is not None
     assert found.estimate == pytest.approx(rise, rel=1e-6, abs=1e-3)
     assert found.low is not None
     assert found.high is not None

@@ -53,7 +53,7 @@ def cold_cache() -> None:
             fields = {**fields, wire.SALT_FIELD: secrets.token_urlsafe(32)}
         return encode(fields)
 
-    wire.openai.encode = salted  # type: ignore[assignment]
+    wire.openai.encode = salted
 
 
 def no_retry_after() -> None:
