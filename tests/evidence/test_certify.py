@@ -241,7 +241,7 @@ def test_the_command_lists_its_steps_and_names_what_to_change(
         assert says in capsys.readouterr().err
     (tmp_path / "models").mkdir()
     for arguments, says in (
-        (["--only", "cancle"], "did you mean `cancel`"),
+        (["--only", "overlod"], "did you mean `overload`"),
         (["--bound", "cancel_s"], "NAME=VALUE"),
         (["--bound", "nonsense=1"], "no bound 'nonsense'"),
         (["verify", str(tmp_path / "models.json")], ""),
