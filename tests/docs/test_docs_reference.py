@@ -13,9 +13,10 @@ import pytest
 
 from headrace import config
 from headrace.cli.main import parser
-from headrace.config import deployment_rules, deployments, slos, workloads
+from headrace.config import capacity, deployment_rules, deployments, slos, workloads
 from headrace.config.text import struct_in
 from headrace.core import errors
+from headrace.core.capacity_plan import CapacityPlan
 from headrace.core.deployments import DeploymentSpec, EngineKind
 from headrace.core.slo import Metric, Slo
 from headrace.core.workload import ArrivalKind, LengthKind, Lengths, Workload
@@ -118,6 +119,19 @@ def test_slo_file_names_every_metric_and_its_example_is_accepted() -> None:
     assert examples
     for example in examples:
         slos.parse(example, file="slo-file.md")
+
+
+# Capacity files
+
+
+def test_capacity_file_lists_every_key_with_its_default_and_its_example_is_accepted() -> None:
+    documented = [(row[0], row[1]) for row in table_rows("capacity-file.md")]
+    assert documented == list(deployment_keys(CapacityPlan))
+    page = (REFERENCE / "capacity-file.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert examples
+    for example in examples:
+        capacity.parse(example, file="capacity-file.md")
 
 
 # Workload files

@@ -32,6 +32,8 @@ COMMANDS = {
     "evaluate": ("eval",),
     "workload": ("workload",),
     "slo": ("slo",),
+    "capacity": ("capacity",),
+    "simulate": ("simulate",),
     "drill": ("drill",),
     "certify": ("certify",),
     "reload": ("reload",),
