@@ -314,8 +314,14 @@ def _write(card: ServiceCard, folder: Path) -> None:
 
 
 def _command() -> str:
-    """As it was typed; whoever repeats it has other folders."""
-    return shlex.join(["headrace", *sys.argv[1:]])
+    """As it was typed, but for where this machine keeps things: whoever repeats it has other folders."""
+    words, kept = iter(sys.argv[1:]), []
+    for word in words:
+        if word in ("--data", "--card"):
+            next(words, None)
+        elif not word.startswith(("--data=", "--card=")):
+            kept.append(word)
+    return shlex.join(["headrace", *kept])
 
 
 def _tell(line: str) -> None:
