@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+import secrets
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -56,8 +57,8 @@ def fingerprint(public: str) -> str:
 def _made(path: Path) -> bytes:
     """Of several that make one at the same time the first wins, and all sign with that."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(Ed25519PrivateKey.generate().private_bytes_raw())
         file.flush()
         os.fsync(file.fileno())
