@@ -197,3 +197,12 @@ def test_the_rollout_benchmark_measures_what_callers_notice(tmp_path):
     assert "after the minimum" in printed
     (row,) = found["rollouts"]
     assert (row["version"], row["result"], row["failed"]) == ("failing", "rolled_back", 0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_simulation_benchmark_compares_each_metric_with_its_sign(tmp_path):
+    printed, found = run("simulation", "--seconds", "4", path=tmp_path / "simulation.json")
+    assert "error" in printed
+    assert {row["metric"] for row in found["rows"]} >= {"ttft p99", "total mean", "not served"}
+    assert all(row["real"] > 0 and row["model"] > 0 for row in found["rows"] if row["metric"] != "not served")

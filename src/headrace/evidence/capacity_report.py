@@ -69,7 +69,7 @@ def _chance(answer: Answer) -> Section:
     rows = [
         (
             str(each.replicas), share(each.utilisation) if each.is_stable else f"{share(each.utilisation)}: unstable",
-            share(each.full_share), share(each.waiting_share), share(each.utilisation_after_loss),
+            share(each.full_share), share(each.waiting_share), share(each.utilisation_after_loss) if each.replicas > 1 else "none left",
             share(each.full_share_after_loss),
         )
         for each in answer.fleets
