@@ -19,7 +19,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.slo import Slo
 from headrace.core.verdicts import Verdict
 from headrace.engines import tls
-from headrace.evidence import asking, certified, certify, service_card, service_card_text
+from headrace.evidence import certified, certify, service_card, service_card_text, target
 from headrace.evidence.certify import Step, Terms
 from headrace.evidence.certify_caller import Address
 from headrace.evidence.certify_steps import STEPS
@@ -189,7 +189,7 @@ def _of_url(arguments: argparse.Namespace) -> ServiceCard:
     if not arguments.model:
         raise ConfigError("--url takes --model, the name by which the service calls it")
     data = config.data_directory(arguments.data)
-    parsed = asking.parse_url(arguments.url)
+    parsed = target.parsed(arguments.url)
     secure = tls.client_context(arguments.ca, key="--ca") if parsed.is_tls else None
     secret = config.resolve_secret(arguments.key, key="--key") if arguments.key else ""
     return asyncio.run(

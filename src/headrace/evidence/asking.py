@@ -3,19 +3,14 @@
 A retry would hide what a customer sees, and would ask a model that answers differently each time until it is right.
 """
 
-import ssl
-from collections.abc import Callable
-from typing import NamedTuple
-from urllib.parse import urlsplit
-
 import msgspec
 
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigError, UpstreamError
-from headrace.engines import fetch, tls
+from headrace.core.errors import UpstreamError
+from headrace.engines import fetch
+from headrace.evidence.target import Target
 
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
-_PATH = "/v1/chat/completions"
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -74,9 +69,9 @@ class Asker:
         certificate: str = "",
     ) -> None:
         self.model = model
-        self._host, self._port, prefix, is_tls = parse_url(url)
-        self._path = prefix + _PATH
-        self._tls = _trust(ca_file, certificate) if is_tls else _no_tls
+        target = Target(url, model, key, ca_file, certificate)
+        self._address = target.address()
+        self._tls = target.trust()
         self._headers = [("Authorization", f"Bearer {key}" if key else "")]
         self._headers.append(("X-Headrace-Deadline-Ms", str(round(deadline_s * 1000))))
         self._deadline_s = deadline_s
@@ -95,10 +90,10 @@ class Asker:
         began_s = self._clock.now_s()
         try:
             response = await fetch.fetch(
-                self._host,
-                self._port,
+                self._address.host,
+                self._address.port,
                 "POST",
-                self._path,
+                self._address.path,
                 headers=self._headers,
                 body=body,
                 timeout_s=self._deadline_s,
@@ -118,39 +113,3 @@ class Asker:
             return Reply(revision=revision, error="not_an_answer", took_s=took_s)
         text = choice.message.content or choice.message.refusal or ""
         return Reply(text, revision, choice.finish_reason == "length", "", took_s)
-
-
-class ParsedUrl(NamedTuple):
-    """Of a server. `prefix` is what stands before `/v1` in its paths."""
-
-    host: str
-    port: int
-    prefix: str
-    is_tls: bool
-
-
-def parse_url(url: str) -> ParsedUrl:
-    """Raises ConfigError for what is none, or holds a secret."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"--url {url!r}: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-        raise ConfigError(
-            f"--url {url!r}: it must be http://HOST:PORT or https://HOST, and nothing secret in it"
-        )
-    is_tls = parts.scheme == "https"
-    prefix = parts.path.rstrip("/").removesuffix("/v1")
-    return ParsedUrl(parts.hostname, port or (443 if is_tls else 80), prefix, is_tls)
-
-
-def _trust(ca_file: str, certificate: str) -> Callable[[], ssl.SSLContext]:
-    if certificate:
-        return tls.PinnedServer(certificate, key="--certificate").context
-    context = tls.client_context(ca_file, key="--ca")
-    return lambda: context
-
-
-def _no_tls() -> None:
-    """What a server with http:// is asked with."""
