@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.config import text
+from headrace.config import files, text
 from headrace.core import money
 from headrace.core.capacity_plan import CapacityPlan, CostTerms, ReplicaTerms
 from headrace.core.errors import ConfigError
@@ -19,16 +19,7 @@ _AMOUNTS = (
 
 def load(path: Path) -> CapacityPlan:
     """Raises ConfigError naming file, key and what it takes."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
-        return parse(content.decode("utf-8"), file=str(path))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text in UTF-8: {error}") from error
+    return parse(files.read(path, bytes_max=FILE_BYTES_MAX), file=str(path))
 
 
 def parse(content: str, *, file: str) -> CapacityPlan:

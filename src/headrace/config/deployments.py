@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.config import text
+from headrace.config import files, text
 from headrace.config.deployment_rules import AMOUNTS, problems, warnings
 from headrace.core.deployments import DeploymentSpec
 from headrace.core.errors import ConfigError
@@ -54,13 +54,7 @@ def find(given: Sequence[str]) -> list[Path]:
 
     Raises: ConfigError where there is none.
     """
-    found: list[Path] = []
-    for path in map(Path, given or [FOLDER]):
-        inside = sorted(path.glob("*.toml")) if path.is_dir() else [path]
-        if not inside or not (given or path.is_dir()):
-            raise ConfigError(f"{path}: no deployment file (*.toml) there; see docs/guides/deployments.md")
-        found += inside
-    return found
+    return files.find(given, folder=FOLDER, kind="deployment", see="docs/guides/deployments.md")
 
 
 def load_all(paths: Sequence[Path]) -> list[DeploymentFile]:
@@ -78,12 +72,14 @@ def load_all(paths: Sequence[Path]) -> list[DeploymentFile]:
 
 def load(path: Path) -> DeploymentFile:
     """That file, and the prompt template that it names. Raises ConfigError naming file, key and what it takes."""
-    content = _read(path, bytes_max=FILE_BYTES_MAX, says=str(path))
+    content = files.read(path, bytes_max=FILE_BYTES_MAX)
     spec = parse(content, file=str(path))
     templates = {}
     if (template := spec.revision.template) is not None:
         says = f"{path}: `revision.template.file`"
-        templates[template.file] = _read(path.parent / template.file, bytes_max=TEMPLATE_BYTES_MAX, says=says)
+        templates[template.file] = files.read(
+            path.parent / template.file, bytes_max=TEMPLATE_BYTES_MAX, says=f"{says}: "
+        )
     return DeploymentFile(str(path), content, spec, templates, tuple(_named(path, warnings(spec))))
 
 
@@ -122,16 +118,3 @@ def _digits(content: str) -> dict[str, Any]:
 
 def _named(file: Path | str, found: Sequence[str]) -> list[str]:
     return [f"{file}: {each}" for each in found]
-
-
-def _read(path: Path, *, bytes_max: int, says: str) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(bytes_max + 1)
-        if len(content) > bytes_max:
-            raise ConfigError(f"{says}: {path.name} is larger than {bytes_max} bytes")
-        return content.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{says}: {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{says}: {path.name} is no text in UTF-8: {error}") from error

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from headrace.config import text
+from headrace.config import files, text
 from headrace.core import money
 from headrace.core.errors import ConfigError
 from headrace.core.slo import Metric, Objective, Slo
@@ -22,27 +22,12 @@ def find(given: Sequence[str]) -> list[Path]:
 
     Raises: ConfigError where there is none.
     """
-    found: list[Path] = []
-    for path in map(Path, given or [FOLDER]):
-        inside = sorted(path.glob("*.toml")) if path.is_dir() else [path]
-        if not inside or not (given or path.is_dir()):
-            raise ConfigError(f"{path}: no SLO file (*.toml) there; see docs/concepts/slo.md")
-        found += inside
-    return found
+    return files.find(given, folder=FOLDER, kind="SLO", see="docs/concepts/slo.md")
 
 
 def load(path: Path) -> Slo:
     """Raises ConfigError naming file, key and what it takes."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
-        return parse(content.decode("utf-8"), file=str(path))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text in UTF-8: {error}") from error
+    return parse(files.read(path, bytes_max=FILE_BYTES_MAX), file=str(path))
 
 
 def parse(content: str, *, file: str) -> Slo:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.config import text
+from headrace.config import files, text
 from headrace.core.errors import ConfigError
 from headrace.core.workload import ArrivalKind, Arrivals, LengthKind, Lengths, Workload
 
@@ -56,7 +56,7 @@ def load(path: Path) -> Workload:
 
     Raises: ConfigError naming file, key and what it takes.
     """
-    workload = parse(_read(path), file=str(path))
+    workload = parse(files.read(path, bytes_max=FILE_BYTES_MAX), file=str(path))
     arrivals = workload.arrivals
     if arrivals.kind is not ArrivalKind.TRACE:
         return workload
@@ -202,19 +202,6 @@ def _conversations(workload: Workload) -> Iterator[str]:
         most = min(turns.count.maximum, turns.count.quantiles[-1])
     if (most or 0) > TURNS_MAX:
         yield f"`turns.count.maximum` must be at most {TURNS_MAX}, got {most}"
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX} bytes, which no workload file is")
-        return content.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no text in UTF-8: {error}") from error
 
 
 def _sha256(path: Path, *, says: str = "") -> str:
