@@ -3,6 +3,7 @@
 import math
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from headrace.core.deployment_terms import SloTerms
 from headrace.core.errors import ConfigError
 from headrace.core.verdicts import Verdict
 from headrace.policies import certification, ranks, slo
-from headrace.policies.certification import Asked, Bounds, StepReport
+from headrace.policies.certification import Asked, Bounds, Figure, StepReport
 
 PASS, FAIL, OPEN = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
 
@@ -24,6 +25,13 @@ def test_a_figure_at_its_bound_is_within_it_and_one_that_never_came_is_beyond() 
     assert certification.at_least("a", 0.9, 1.0).verdict is FAIL
     assert certification.at_least("a", None, 1.0).verdict is FAIL
     assert certification.told("a", 3.0).verdict is None
+    for figure in (
+        certification.told("a", True),
+        certification.at_most("a", True, 1),
+        certification.at_least("a", 1, 1),
+    ):
+        assert [type(value) for value in (figure.value, figure.bound) if value is not None].count(float) >= 1
+        assert msgspec.json.decode(msgspec.json.encode(figure), type=Figure) == figure
 
 
 @pytest.mark.parametrize(

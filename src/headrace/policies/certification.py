@@ -123,18 +123,18 @@ def changed(bounds: Bounds, given: Mapping[str, float]) -> Bounds:
 def at_most(what: str, value: float | None, bound: float, unit: str = "", *, samples: int = 0) -> Figure:
     """A figure that was measured or counted itself, and isn't estimated; one that never came is beyond its bound."""
     verdict = Verdict.PASS if value is not None and value <= bound else Verdict.FAIL
-    return Figure(what, value, unit, Sense.AT_MOST, bound, verdict, samples=samples)
+    return Figure(what, _float(value), unit, Sense.AT_MOST, float(bound), verdict, samples=samples)
 
 
 def at_least(what: str, value: float | None, bound: float, unit: str = "", *, samples: int = 0) -> Figure:
     """As `at_most`."""
     verdict = Verdict.PASS if value is not None and value >= bound else Verdict.FAIL
-    return Figure(what, value, unit, Sense.AT_LEAST, bound, verdict, samples=samples)
+    return Figure(what, _float(value), unit, Sense.AT_LEAST, float(bound), verdict, samples=samples)
 
 
 def told(what: str, value: float | None, unit: str = "", *, samples: int = 0) -> Figure:
     """A figure without a bound."""
-    return Figure(what, value, unit, samples=samples)
+    return Figure(what, _float(value), unit, samples=samples)
 
 
 def share_at_most(what: str, events: int, trials: int, limit: float) -> Figure:
@@ -278,6 +278,11 @@ def in_words(figure: Figure) -> str:
 def bound_in_words(figure: Figure) -> str:
     """Its bound; "" where it has none."""
     return "" if figure.bound is None else f"{figure.sense} {_number(figure.bound, figure.unit)}"
+
+
+def _float(value: float | None) -> float | None:
+    """Counts and truths are numbers too; a card's JSON has one kind of them."""
+    return None if value is None else float(value)
 
 
 def _says(figure: Figure) -> str:
