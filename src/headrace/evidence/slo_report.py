@@ -170,13 +170,13 @@ def facts(slo: Slo, found: Attainment) -> dict[str, Any]:
     return {"slo": msgspec.to_builtins(slo), "verdict": found.verdict.value, **built}
 
 
-def cost_found(slo: Slo, *, spent_pico: int, qualified: float) -> tuple[Verdict, str]:
+def cost_found(slo: Slo, *, spent_pico: int, qualified: int) -> tuple[Verdict, str]:
     """Whether a qualified result cost more than it may, where anything is known of what was spent."""
     most = slo.cost.max_pico
     assert most is not None, "nobody asks where nothing is promised"
     if qualified <= 0:
         return Verdict.FAIL, "no result was qualified, and something was spent"
-    each = round(spent_pico / qualified)
+    each = -(-spent_pico // qualified)  # rounded up, to our own disadvantage: an amount is never a float
     verdict = Verdict.PASS if each <= most else Verdict.FAIL
     return verdict, (
         f"{money.format_amount(each)} {slo.cost.currency} for each of {number(qualified)} qualified results,"
