@@ -51,7 +51,7 @@ def test_every_case_that_comes_with_headrace_passes_a_good_answer_and_fails_a_pl
 ) -> None:
     for each in own_set(kind).cases:
         for which in ("good", "bad"):
-            misses = [grading.grade(check, ANSWERS[each.id][which]) for check in each.checks]
+            misses = [grading.grade(check, ANSWERS[each.id][which], each.given) for check in each.checks]
             assert any(misses) is (which == "bad"), (each.id, which, misses)
 
 

@@ -14,30 +14,6 @@ def test_a_text_is_normalised_to_one_way_of_writing_it() -> None:
     assert read("  It’s **Ｆｕｌｌ**－width,\n\t`１４`  ") == "it's full-width, 14"
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("A loan lasts 14 working days.", [14]),
-        ("It costs 1,200.50 EUR, not 99.", [1200.5, 99]),
-        ("Fourteen days, then twenty-one, then thirty-five; one of them.", [14, 21, 35]),
-        ("借期为十四天，续借一次。", [14, 1]),
-        ("共二千三百零五元，或一万二千元", [2305, 12_000]),
-        ("共三百一十万元", [3_100_000]),
-        ("二零二六年三月十四日", [2026, 3, 14]),
-        ("第12条，共500，300元", [12, 500, 300]),
-        ("一般规定，统一办理", []),
-        ("It is in version v2 [3] and 【4】.", []),
-    ],
-)
-def test_numbers_are_read_as_they_are_written_in_either_language(text: str, wanted: list[float]) -> None:
-    assert [number.value for number in answer_text.numbers(read(text))] == wanted
-
-
-def test_what_stands_behind_a_number_is_kept_for_its_unit() -> None:
-    assert answer_text.numbers(read("14 working days"))[0].after.split() == ["working", "days"]
-    assert answer_text.numbers(read("十四天"))[0].after == "天"
-
-
 def test_citations_are_the_marks_in_brackets_and_nothing_else() -> None:
     text = "By rule [2], see also [p4, 5] and 【6】；[note] and (7) and [see page 8] are none."
     assert answer_text.citations(text) == {"2", "p4", "5", "6"}

@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.core.errors import ConfigError
 from headrace.policies import answer_text, grading, json_shape
-from headrace.policies.grading import Check, Cites, Json
+from headrace.policies.grading import Check, Cites, Given, Json, Supported
 from headrace.policies.quality import SetKind
 
 OWN_SETS = Path(__file__).parent / "sets"
@@ -52,7 +52,7 @@ class Header(_Strict, frozen=True, omit_defaults=True):
     about: str = ""
 
 
-class Passage(_Strict, frozen=True):
+class Passage(_Strict, frozen=True, omit_defaults=True):
     """What the application retrieved; `id` is how an answer cites it."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{0,8}[0-9]{1,4}\Z")]
@@ -75,6 +75,13 @@ class Case(_Strict, frozen=True, omit_defaults=True):
     checks: Annotated[tuple[Check, ...], msgspec.Meta(min_length=1)]
     passages: tuple[Passage, ...] = ()
     output_tokens_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
+
+    @property
+    def given(self) -> Given:
+        """What its answers had to go by."""
+        return Given(
+            self.question, {passage.id: f"{passage.title} {passage.text}" for passage in self.passages}
+        )
 
 
 class CaseSet(msgspec.Struct, frozen=True):
@@ -219,9 +226,24 @@ def _case(path: Path, number: int, line: bytes) -> Case:
     for check in case.checks:
         if isinstance(check, Cites) and (unknown := {*check.passages, *check.also} - known):
             raise ConfigError(f"{path}:{number}: case {case.id} has no passage {min(unknown)!r} to cite")
+        if isinstance(check, Supported) and (problem := _unheld(check, case)):
+            raise ConfigError(f"{path}:{number}: case {case.id}: {problem}")
         if isinstance(check, Json) and (problem := json_shape.problem_of(check.schema)):
             raise ConfigError(f"{path}:{number}: case {case.id}: {problem}")
     return case
+
+
+def _unheld(check: Supported, case: Case) -> str:
+    """Why a claim can't be supported as the case says, or ""."""
+    texts = case.given.passages
+    for claim in check.claims:
+        for label in claim.passages:
+            if label not in texts:
+                return f"there is no passage {label!r} to support a claim"
+            held = grading.Contains(all=(claim.any,))
+            if grading.grade(held, texts[label], case.given) is not None:
+                return f"passage {label!r} holds none of the wordings of a claim: {', '.join(claim.any)}"
+    return ""
 
 
 def _check_unique(cases: tuple[Case, ...], *, where: str) -> None:

@@ -124,7 +124,11 @@ async def run(
 async def _graded(case: Case, reply: Reply, judge: Judge | None) -> Graded:
     if reply.error:
         return Graded(reply, Mark.ERROR)
-    misses = [miss.value for check in case.checks if (miss := grading.grade(check, reply.text)) is not None]
+    misses = [
+        miss.value
+        for check in case.checks
+        if (miss := grading.grade(check, reply.text, case.given)) is not None
+    ]
     for check in case.checks:
         # Whoever runs cases that need a judge has one; a wrong answer needs no opinion on top.
         if isinstance(check, grading.Judged) and not misses and judge is not None:

@@ -1,4 +1,4 @@
-"""What does an answer say, apart from how it is written? Its words, numbers, citations, script, and whether it declines.
+"""What does an answer say, apart from how it is written? Its words, citations, script, and whether it declines.
 
 English and Chinese, and what both share with other languages: figures, marks of citations, scripts. Every function takes time
 that grows with the length of its text and no faster, and callers cut texts before they ask (`head`).
@@ -7,14 +7,15 @@ that grows with the length of its text and no faster, and callers cut texts befo
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import NamedTuple
 
 CHARACTERS_MAX = 16 * 1024
 """Of a longer text only the head is looked at."""
 
 _OPENING_CHARACTERS = 600
 _SPACE = re.compile(r"\s+")
+_GROUPING_SPACE = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")
 _EMPHASIS = re.compile(r"[*_`#]+")
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[\u3400-\u9fff\u3040-\u30ff]|[^\W\d_a-z]+")
 _NEGATION = re.compile(r"\b(?:not|no|never|none|neither|nor|without|cannot)\b|n't\b|[不没無无未非否]")
@@ -27,8 +28,10 @@ def head(text: str) -> str:
 
 def normalised(text: str) -> str:
     """Compatible characters made one (NFKC, so full-width forms too), no case, single spaces, no marks of emphasis."""
-    # A full-width comma parts two numbers; the narrow one that NFKC makes of it would group thousands.
-    plain = _EMPHASIS.sub("", unicodedata.normalize("NFKC", text.replace("，", "， ")).casefold())
+    # A full-width comma parts two numbers; the narrow one that NFKC makes of it would group thousands. A narrow space groups
+    # them, and would become an ordinary one.
+    text = _GROUPING_SPACE.sub(",", text.replace("，", "， "))
+    plain = _EMPHASIS.sub("", unicodedata.normalize("NFKC", text).casefold())
     return _SPACE.sub(" ", plain.replace("’", "'").replace("‘", "'")).strip()
 
 
@@ -48,79 +51,6 @@ def negations(text: str) -> int:
     return len(_NEGATION.findall(text))
 
 
-# Numbers
-
-
-class Number(NamedTuple):
-    """A figure, and what stands behind it, where its unit is: `14`, ` working days from`."""
-
-    value: float
-    after: str
-
-
-_AFTER_CHARACTERS = 24
-_DIGITS = r"\d{1,18}(?:,\d{3}){0,6}(?:\.\d{1,18})?"
-_HAN_DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {
-    "〇": 0,
-    "两": 2,
-}
-_HAN_UNITS = {"十": 10, "百": 100, "千": 1000, "万": 10_000}
-# Without a unit behind it a numeral is mostly part of a word (一般, 统一).
-_HAN_BEHIND = r"(?=个(?:月|小时|工作日|自然日)|[天日周月年时分秒元块人份次章条页号级层倍%折名位美欧公千厘毫])"
-_TEENS = (
-    "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
-    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)  # fmt: skip
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_ENGLISH = {word: value for value, word in enumerate(_TEENS, 2)} | {
-    word: 10 * value for value, word in enumerate(_TENS, 2)
-}
-_FIGURE = re.compile(
-    rf"(?P<digits>(?:(?<![\w.])|(?<=[\u3400-\u9fff])){_DIGITS})"
-    rf"|(?P<han>[零〇一二两三四五六七八九十百千万]{{1,12}}+{_HAN_BEHIND})"
-    rf"|\b(?P<english>(?:{'|'.join(_ENGLISH)})(?:-(?:one|{'|'.join(_ENGLISH)}))?)\b"
-)
-
-
-def numbers(text: str) -> list[Number]:
-    """The numbers of a normalised text in order: figures, Chinese numerals with a unit, and English words from two to 99.
-
-    Marks of citations are no numbers, and "one" isn't either: it mostly stands for something else.
-    """
-    plain = _CITATION.sub(" ", text)
-    return [
-        Number(_value(figure), plain[figure.end() : figure.end() + _AFTER_CHARACTERS])
-        for figure in _FIGURE.finditer(plain)
-    ]
-
-
-def _value(figure: re.Match[str]) -> float:
-    match figure.lastgroup:
-        case "digits":
-            return float(figure.group().replace(",", ""))
-        case "han":
-            return float(_han_value(figure.group()))
-        case _:
-            return float(sum(_ENGLISH.get(part, 1) for part in figure.group().split("-")))
-
-
-def _han_value(numeral: str) -> int:
-    """The value of a numeral such as 一千二百零五, or of digits one by one, as in 二零二六."""
-    if not any(character in _HAN_UNITS for character in numeral):
-        return int("".join(str(_HAN_DIGITS[character]) for character in numeral))
-    total = section = 0
-    digit: int | None = None
-    for character in numeral:
-        if character == "万":
-            total, section, digit = (total + section + (digit or 0)) * 10_000, 0, None
-        elif unit := _HAN_UNITS.get(character):
-            section += (1 if digit is None else digit) * unit
-            digit = None
-        else:
-            digit = _HAN_DIGITS[character]
-    return total + section + (digit or 0)
-
-
 # Citations
 
 # A mark such as [1], [2, 3] or 【p4】: short words in brackets, at least one of them with a digit.
@@ -130,11 +60,19 @@ _LABEL = re.compile(r"[a-z]{0,8}[-_ ]?\d{1,4}", re.IGNORECASE)
 
 def citations(text: str) -> frozenset[str]:
     """The passages that an answer cites, by their labels without spaces: `[1]`, `[2, 3]`, `【p4】`."""
-    return frozenset(
-        label.replace(" ", "").casefold()
-        for marks in _CITATION.findall(text)
-        for label in _LABEL.findall(marks)
-    )
+    return frozenset(label for _, labels in citation_marks(text) for label in labels)
+
+
+def citation_marks(text: str) -> Iterator[tuple[int, frozenset[str]]]:
+    """Each mark: where it is, and what it names."""
+    for mark in _CITATION.finditer(text):
+        labels = _LABEL.findall(mark.group(1))
+        yield mark.start(), frozenset(label.replace(" ", "").casefold() for label in labels)
+
+
+def without_citations(text: str) -> str:
+    """The text with a space where a mark was, so that what it cites is no number of it."""
+    return _CITATION.sub(" ", text)
 
 
 # Scripts
@@ -201,6 +139,18 @@ _DECLINES = re.compile(
     r"(?:提供|透露|泄露|告诉|协助|帮助|回答|执行|满足|公开|分享|讨论|给出|建议|编写|写|说)|拒绝"
 )
 
+_DEFERS = re.compile(
+    r"\b(?:ask|consult|contact|see|speak (?:to|with)|talk (?:to|with)|turn to|check with|call|decided? by|up to|matter for|advice (?:of|from))"
+    r" (?:\w+ ){0,4}?(?:doctor|physician|pharmacist|surgeon|midwife|clinic|lawyer|solicitor|attorney|notary|adviser|advisor|court|counsel)"
+    r"|\bonly (?:\w+ ){0,3}?(?:doctor|physician|pharmacist|lawyer|solicitor|attorney|court|judge|notary) can"
+    r"|(?:咨询|请教|询问|联系|请|由|遵).{0,8}(?:医生|医师|药师|大夫|律师|法院|公证|医嘱)"
+)
+_GUESSES = re.compile(
+    r"\b(?:probably|presumably|most likely|usually|typically|generally|in most cases|as a rule of thumb)\b"
+    r"|\bi (?:would |'d |can only )?(?:guess|assume|suppose|suspect|estimate|imagine)\b|\bmy (?:best )?guess\b"
+    r"|一般来说|一般为|一般是|通常|大概|估计|很可能|应该是|应该可以|想必|多半|据我所知"
+)
+
 
 def finds_nothing(text: str) -> bool:
     """Whether the opening of a normalised text says that what was asked isn't in what was given. An estimate, by phrases."""
@@ -210,6 +160,16 @@ def finds_nothing(text: str) -> bool:
 def declines(text: str) -> bool:
     """Whether the opening of a normalised text declines to do what was asked. An estimate, by phrases."""
     return _DECLINES.search(text[:_OPENING_CHARACTERS]) is not None
+
+
+def defers(text: str) -> bool:
+    """Whether the opening of a normalised text leaves a decision to a doctor, a lawyer or a court. An estimate, by phrases."""
+    return _DEFERS.search(text[:_OPENING_CHARACTERS]) is not None
+
+
+def guesses(text: str) -> bool:
+    """Whether a normalised text says something of its own that it doesn't know. An estimate, by phrases."""
+    return _GUESSES.search(text) is not None
 
 
 # Repetition

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.policies import answer_text
+from headrace.policies import answer_text, numerals
 
 OVERLAP_MIN = 0.8
 """Of the words of two answers, that two texts with the same numbers, citations and negations have in common to be equivalent."""
@@ -176,8 +176,8 @@ def _likeness(first: "_Look", second: "_Look", overlap: float) -> Likeness:
         return Likeness.EQUIVALENT if first.json == second.json else Likeness.DIFFERENT
     is_equivalent = (
         overlap >= OVERLAP_MIN
-        and {number.value for number in answer_text.numbers(first.plain)}
-        == {number.value for number in answer_text.numbers(second.plain)}
+        and {number.value for number in numerals.numbers(first.plain)}
+        == {number.value for number in numerals.numbers(second.plain)}
         and answer_text.citations(first.plain) == answer_text.citations(second.plain)
         and answer_text.negations(first.plain) == answer_text.negations(second.plain)
     )

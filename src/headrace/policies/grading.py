@@ -5,16 +5,20 @@ can't tell (whether a summary is faithful, say) is left to a judge model: `Judge
 """
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
-from headrace.policies import answer_text, json_shape
+from headrace.policies import answer_text, citing, json_shape, numerals
+from headrace.policies.numerals import Number
 
 _READ_AHEAD_WORDS = 3
 _FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(.*?)\n?```\s*\Z", re.DOTALL)
+_SAME_UNITS = {"%": ("%", "percent", "per cent")}
+_CURRENCIES = frozenset(("€", "$", "£", "¥", "eur", "usd", "gbp", "cny", "rmb", "chf", "人民币"))
 _PUNCTUATION = " \t\n.,;:!?。，；：！？\"'“”()[]"
 
 
@@ -28,14 +32,16 @@ class Miss(StrEnum):
     WRONG_NUMBER = "wrong_number"
     NO_CITATION = "no_citation"
     WRONG_CITATION = "wrong_citation"
+    UNSUPPORTED = "unsupported"
     NO_REFUSAL = "no_refusal"
+    INVENTED = "invented"
     FALSE_REFUSAL = "false_refusal"
     INVALID_JSON = "invalid_json"
     WRONG_VALUES = "wrong_values"
     JUDGED_WRONG = "judged_wrong"
 
 
-class _Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+class _Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
     pass
 
 
@@ -56,14 +62,18 @@ class Numeric(_Check, frozen=True, tag="numeric"):
     """The number is there, with one of the units if any are named; and no other number with such a unit.
 
     Attributes:
-        tolerance: As a share of the value.
+        units: Words behind the number, or a sign or code of a currency, which may stand before it. `%` is percent too.
+        tolerance: As a share of the value; `within`: as it is.
         also: Other numbers that may stand there with that unit.
+        factors: Other units that will do, by how many of `units` one of them is: {"hours": 60} where minutes are asked for.
     """
 
     value: float
     units: tuple[str, ...] = ()
     tolerance: float = 0.0
     also: tuple[float, ...] = ()
+    within: float = 0.0
+    factors: dict[str, float] = {}
 
 
 class Cites(_Check, frozen=True, tag="cites"):
@@ -73,10 +83,31 @@ class Cites(_Check, frozen=True, tag="cites"):
     also: tuple[str, ...] = ()
 
 
-class Refuses(_Check, frozen=True, tag="refuses"):
-    """It says that what was asked isn't in the passages (missing), or that it won't do it (forbidden)."""
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A statement by its key terms, in any of these wordings, and the passages that hold it."""
 
-    because: Literal["missing", "forbidden"]
+    any: tuple[str, ...]
+    passages: tuple[str, ...]
+
+
+class Supported(_Check, frozen=True, tag="supported"):
+    """What it cites holds what it says: behind each claim that it makes stands a passage that holds it, and every number
+    of it is in a passage that it cites, or in the question, or in `also` (numbers that are worked out)."""
+
+    claims: tuple[Claim, ...] = ()
+    also: tuple[float, ...] = ()
+
+
+class Refuses(_Check, frozen=True, tag="refuses"):
+    """It says that what was asked isn't in the passages (missing), that it won't do it (forbidden), or that it or somebody
+    whose profession it is must decide (advice). Whoever refuses and then answers all the same has not refused.
+
+    Attributes:
+        none: Wordings of answers that it must not give beside the refusal.
+    """
+
+    because: Literal["missing", "forbidden", "advice"]
+    none: tuple[str, ...] = ()
 
 
 class Answers(_Check, frozen=True, tag="answers"):
@@ -84,7 +115,7 @@ class Answers(_Check, frozen=True, tag="answers"):
 
 
 class Json(_Check, frozen=True, tag="json"):
-    """It is JSON, alone or in a code fence, of that shape and with these values."""
+    """It is JSON, alone or in a code fence, of that shape and with these values (texts but for their writing)."""
 
     schema: dict[str, Any]
     values: dict[str, Any] = {}
@@ -96,10 +127,17 @@ class Judged(_Check, frozen=True, tag="judged"):
     rubric: str
 
 
-Check = Exact | Contains | Numeric | Cites | Refuses | Answers | Json | Judged
+Check = Exact | Contains | Numeric | Cites | Supported | Refuses | Answers | Json | Judged
 
 
-def grade(check: Check, text: str) -> Miss | None:
+class Given(msgspec.Struct, frozen=True):
+    """What the answer had to go by: the question, and the passages by their labels."""
+
+    question: str = ""
+    passages: Mapping[str, str] = {}
+
+
+def grade(check: Check, text: str, given: Given) -> Miss | None:
     """What is wrong with the answer by this check; None where nothing is, and for a check that a judge makes."""
     plain = answer_text.normalised(answer_text.head(text))
     match check:
@@ -112,8 +150,10 @@ def grade(check: Check, text: str) -> Miss | None:
             return _grade_numeric(check, plain)
         case Cites():
             return _grade_cites(check, plain)
+        case Supported():
+            return _grade_supported(check, plain, given)
         case Refuses():
-            return None if _refuses(plain, because=check.because) else Miss.NO_REFUSAL
+            return _grade_refuses(check, plain)
         case Answers():
             says_no = answer_text.finds_nothing(plain) or answer_text.declines(plain)
             return Miss.FALSE_REFUSAL if says_no else None
@@ -124,10 +164,18 @@ def grade(check: Check, text: str) -> Miss | None:
             return None
 
 
-def _refuses(plain: str, *, because: str) -> bool:
+def _grade_refuses(check: Refuses, plain: str) -> Miss | None:
     # "I can't tell from the excerpts" is worded as a refusal and means that nothing was found; that something isn't
     # stated is no refusal of what must not be done.
-    return answer_text.declines(plain) or (because == "missing" and answer_text.finds_nothing(plain))
+    is_refused = (
+        answer_text.declines(plain)
+        or (check.because == "missing" and answer_text.finds_nothing(plain))
+        or (check.because == "advice" and answer_text.defers(plain))
+    )
+    if not is_refused:
+        return Miss.NO_REFUSAL
+    is_guessed = check.because == "missing" and answer_text.guesses(plain)
+    return Miss.INVENTED if is_guessed or any(_has(plain, wording) for wording in check.none) else None
 
 
 def _grade_contains(check: Contains, plain: str) -> Miss | None:
@@ -151,23 +199,35 @@ def _wording(wording: str) -> re.Pattern[str]:
 
 
 def _grade_numeric(check: Numeric, plain: str) -> Miss | None:
-    found = [number.value for number in answer_text.numbers(plain) if _has_unit(number.after, check.units)]
-    right = [value for value in found if abs(value - check.value) <= check.tolerance * abs(check.value)]
+    found = [value for number in numerals.numbers(plain) if (value := _measured(number, check)) is not None]
+    tolerance = max(check.tolerance * abs(check.value), check.within, 1e-9 * abs(check.value))
+    right = [value for value in found if abs(value - check.value) <= tolerance]
     if not right:
         return Miss.WRONG_NUMBER if found else Miss.NO_NUMBER
     others = [value for value in found if value not in right and value not in check.also]
     return Miss.WRONG_NUMBER if others else None
 
 
-def _has_unit(after: str, units: tuple[str, ...]) -> bool:
-    """Whether one of the units stands within a few words behind a number, before any punctuation."""
-    if not units:
-        return True
-    near = " ".join(re.split(r"[,.;:!?。、；：]", after, maxsplit=1)[0].split()[:_READ_AHEAD_WORDS])
-    return any(
-        near.startswith(unit) if not unit.isascii() or not unit.isalnum() else _has(near, unit)
-        for unit in map(answer_text.normalised, units)
+def _measured(number: Number, check: Numeric) -> float | None:
+    """The number in the unit that is asked for; None where it has another, or none."""
+    if not check.units or any(_has_unit(number, unit) for unit in check.units):
+        return number.value
+    return next(
+        (number.value * factor for unit, factor in check.factors.items() if _has_unit(number, unit)), None
     )
+
+
+def _has_unit(number: Number, unit: str) -> bool:
+    """Whether it stands within a few words behind a number, before any punctuation; a currency's also right before it."""
+    wanted = answer_text.normalised(unit)
+    near = " ".join(re.split(r"[,.;:!?()。、；：]", number.after, maxsplit=1)[0].split()[:_READ_AHEAD_WORDS])
+    for wording in _SAME_UNITS.get(wanted, (wanted,)):
+        is_behind = (
+            _has(near, wording) if wording.isascii() and wording[-1].isalnum() else near.startswith(wording)
+        )
+        if is_behind or (wording in _CURRENCIES and number.before.rstrip().endswith(wording)):
+            return True
+    return False
 
 
 def _grade_cites(check: Cites, plain: str) -> Miss | None:
@@ -176,6 +236,15 @@ def _grade_cites(check: Cites, plain: str) -> Miss | None:
         return Miss.NO_CITATION
     allowed = {label.casefold() for label in (*check.passages, *check.also)}
     return None if cited <= allowed else Miss.WRONG_CITATION
+
+
+def _grade_supported(check: Supported, plain: str, given: Given) -> Miss | None:
+    for claim in check.claims:
+        places = [found.start() for wording in claim.any for found in _wording(wording).finditer(plain)]
+        if not citing.is_cited(plain, places, claim.passages):
+            return Miss.UNSUPPORTED
+    unfounded = citing.unfounded(plain, passages=given.passages, question=given.question)
+    return Miss.UNSUPPORTED if any(value not in check.also for value in unfounded) else None
 
 
 def _grade_json(check: Json, text: str) -> Miss | None:
@@ -194,9 +263,11 @@ def _grade_json(check: Json, text: str) -> Miss | None:
 
 
 def _is_equal(value: Any, wanted: Any) -> bool:
-    """Texts but for their writing, lists item by item, all else exactly."""
+    """Texts but for their writing, lists and objects item by item, all else exactly."""
     if isinstance(value, str) and isinstance(wanted, str):
         return answer_text.normalised(value) == answer_text.normalised(wanted)
     if isinstance(value, list) and isinstance(wanted, list):
         return len(value) == len(wanted) and all(map(_is_equal, value, wanted))
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(_is_equal(value[name], wanted[name]) for name in wanted)
     return bool(value == wanted) and isinstance(value, bool) is isinstance(wanted, bool)
