@@ -32,7 +32,7 @@ def gate_run(data: Path, url: str, *, limit_s: float = 100.0, deadline_s: float 
 
 def test_a_wish_of_a_rollout_becomes_a_result_with_both_shares(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("hr_system")
-    with revision(bad=ids(SetKind.ACCEPTANCE)[:2]) as engine:
+    with revision(bad=ids(SetKind.ACCEPTANCE)[:7]) as engine:
         child = AcceptanceChild(url=lambda: engine.url, key=f"file:{tmp_path / 'key'}", data=tmp_path)
         wish = AcceptanceRun("rollout 1", "quality:document-assistant", 0, candidate=4, accepted=3)
         terms = Gate("quality:document-assistant", min_delta=-0.15, min=0.6)
@@ -41,7 +41,7 @@ def test_a_wish_of_a_rollout_becomes_a_result_with_both_shares(tmp_path: Path) -
         unknown = asyncio.run(child("chat", alone, Gate("quality:nothing", compare="absolute", min=0.6)))
     assert (found.verdict, found.gate, found.attempt) == (Verdict.PASS, wish.gate, 0)
     assert (found.candidate_share, found.accepted_share) == (0.9, 0.9)
-    assert "chat@v4 18 of 20 right; chat@v3 18 of 20 right" in found.detail
+    assert "chat@v4 63 of 70 right; chat@v3 63 of 70 right" in found.detail
     assert (unknown.verdict, unknown.attempt) == (Verdict.ERROR, 1)
     assert "no set of cases 'nothing'" in unknown.detail
 
@@ -53,7 +53,7 @@ def test_a_first_version_whose_gate_only_compares_passes_once_it_has_answered(tm
     terms = Gate("quality:document-assistant", min_delta=-0.15)
 
     def found(faults: str) -> Acceptance:
-        with revision(bad=ids(SetKind.ACCEPTANCE)[:2], faults=faults) as engine:
+        with revision(bad=ids(SetKind.ACCEPTANCE)[:7], faults=faults) as engine:
             child = AcceptanceChild(url=lambda: engine.url, key=f"file:{tmp_path / 'key'}", data=tmp_path)
             return asyncio.run(child("chat", first, terms))
 
@@ -87,7 +87,7 @@ def test_a_service_with_tls_is_known_by_its_certificate_whatever_name_that_is_fo
         requests = engine.stats()["requests"]
     assert [each.verdict for each in found] == [Verdict.PASS, Verdict.ERROR]
     assert found[0].candidate_share == 1.0
-    assert requests == 20  # neither question nor key went to whoever showed another one
+    assert requests == 70  # neither question nor key went to whoever showed another one
 
 
 def test_a_version_that_never_answers_is_an_error_within_the_time(tmp_path: Path) -> None:
@@ -115,14 +115,14 @@ def test_a_run_that_is_no_longer_wished_for_ends_and_asks_nothing_more(tmp_path:
 def test_a_run_whose_parent_has_died_ends_by_itself(tmp_path: Path) -> None:
     """Its progress goes nowhere any more: at the next line of it the child ends, long before the set does."""
     answers = table(SetKind.ACCEPTANCE)
-    with scripted_engine(answers=answers, models=("chat@v3", "chat@v4"), ttft_ms=200) as engine:
+    with scripted_engine(answers=answers, models=("chat@v3", "chat@v4"), ttft_ms=60) as engine:
         command = [sys.executable, "-m", "headrace", *quality_gate.command(gate_run(tmp_path, engine.url))]
         command += ["--concurrency", "1"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             assert child.stderr is not None
             assert child.stdout is not None
-            assert child.stderr.readline() == b"4 of 40 answers\n"
+            assert child.stderr.readline() == b"14 of 140 answers\n"
             child.stderr.close()
             child.stdout.close()
             child.wait(60)
-        assert engine.stats()["requests"] < 40
+        assert engine.stats()["requests"] < 140

@@ -324,7 +324,7 @@ def test_a_gate_without_its_acceptance_set_is_refused(desk: Desk) -> None:
 def test_a_gate_that_too_few_cases_could_ever_meet_is_a_warning(desk: Desk) -> None:
     (plan,) = desk.plan(quality("document-assistant", -0.01))
     assert plan.refusals == ()
-    assert "can't be shown with the 20 cases of document-assistant" in plan.warnings[-1]
+    assert "can't be shown with the 70 cases of document-assistant" in plan.warnings[-1]
     (enough,) = desk.plan(quality("document-assistant", -0.2))
     assert enough.warnings == ()
 

@@ -14,10 +14,16 @@ from headrace.evidence import cases
 from headrace.policies.quality import SetKind
 from tests.support.scripted import ScriptedEngine, scripted_engine
 
-ANSWERS: dict[str, dict[str, str]] = json.loads(
+ANSWERS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("answers.json").read_text(encoding="utf-8")
 )
 OWN = cases.OWN_SETS / "document-assistant"
+
+
+def answers(known: dict[str, Any], *kinds: str) -> list[str]:
+    """The known answers of a case of some kinds: `good` and `fine` ones are right, `bad` and `worse` ones wrong."""
+    found = [known[kind] for kind in kinds if kind in known]
+    return [text for each in found for text in ([each] if isinstance(each, str) else each)]
 
 
 def own_set(kind: SetKind) -> cases.CaseSet:

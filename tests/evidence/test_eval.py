@@ -13,7 +13,7 @@ import pytest
 
 from headrace.evidence import cases
 from headrace.policies.quality import SetKind
-from tests.evidence.rig import ANSWERS, evaluate, ids, own_set, report, revision, table
+from tests.evidence.rig import ANSWERS, answers, evaluate, ids, own_set, report, revision, table
 from tests.support.certificates import Authority, self_signed
 from tests.support.echo_replica import echo_replica
 from tests.support.provider import provider
@@ -46,19 +46,19 @@ def test_a_model_is_measured_by_language_and_category_and_the_use_of_an_acceptan
     assert done.returncode == 0, done.stderr
     found = report(done)
     assert found["verdict"] is None
-    assert found["candidate"]["tally"] == {"right": 18, "wrong": 2, "errors": 0}
-    assert found["candidate"]["share"]["low"] < 0.9 < found["candidate"]["share"]["high"]
+    assert found["candidate"]["tally"] == {"right": 68, "wrong": 2, "errors": 0}
+    assert found["candidate"]["share"]["low"] < 0.97 < found["candidate"]["share"]["high"]
     strata = {(each["by"], each["name"]): each["candidate"] for each in found["strata"]}
-    assert strata["language", "zh"] == {"right": 9, "wrong": 1, "errors": 0}
+    assert strata["language", "zh"] == {"right": 29, "wrong": 1, "errors": 0}
     assert strata["category", "conflict"]["wrong"] == 1
     assert sum(found["candidate"]["misses"].values()) == 2
     begin, end = audit(tmp_path)
-    assert begin[:2] == ("acceptance.begin", "document-assistant/acceptance@1")
+    assert begin[:2] == ("acceptance.begin", "document-assistant/acceptance@2")
     assert begin[2]["digest"] == found["set"]["digest"]
     assert begin[2]["purpose"] == "a test"
     assert begin[2]["is_unsealed"] is False
     assert end[0] == "acceptance.end"
-    assert (end[2]["right"], end[2]["wrong"], end[2]["verdict"]) == ([18], [2], "measured")
+    assert (end[2]["right"], end[2]["wrong"], end[2]["verdict"]) == ([68], [2], "measured")
 
 
 def test_nothing_of_a_sealed_case_is_shown_until_it_is_unsealed_which_is_recorded(tmp_path: Path) -> None:
@@ -72,12 +72,12 @@ def test_nothing_of_a_sealed_case_is_shown_until_it_is_unsealed_which_is_recorde
             for text in (
                 case.id,
                 case.question,
-                *ANSWERS[case.id].values(),
+                *answers(ANSWERS[case.id], "good", "bad"),
                 *(p.text for p in case.passages),
             ):
                 assert text not in shown
     assert "en-leave-carry" in unsealed[0].stdout
-    assert len(report(unsealed[1])["cases"]) == 20
+    assert len(report(unsealed[1])["cases"]) == 70
     begins = [facts for action, _, facts in audit(tmp_path) if action == "acceptance.begin"]
     assert [facts["is_unsealed"] for facts in begins] == [False, False, False, True, True]
 
@@ -109,7 +109,7 @@ def test_where_the_use_cannot_be_recorded_nothing_is_asked(tmp_path: Path) -> No
 
 
 def test_a_model_is_held_to_a_floor(tmp_path: Path) -> None:
-    with revision(SetKind.TUNING, bad=ids(SetKind.TUNING)[:8]) as engine:
+    with revision(SetKind.TUNING, bad=ids(SetKind.TUNING)[:28]) as engine:
         asked = ("--cases", "document-assistant", "--model", "chat@v4", "--url", engine.url)
         statuses = [
             evaluate(tmp_path, *asked, "--floor", floor).returncode for floor in ("0.3", "0.6", "0.95")
@@ -132,15 +132,15 @@ def test_the_table_names_what_went_wrong_and_ends_with_the_verdict(tmp_path: Pat
         )
     shown = done.stdout
     assert done.returncode == 0
-    assert "tuning set document-assistant, version 1, 20 cases" in shown
+    assert "tuning set document-assistant, version 2, 70 cases" in shown
     assert "chat@v4, wrong: wrong_number 1" in shown
     assert "chat@v4, errors: 503 1" in shown
     assert (
         shown.rstrip()
         .splitlines()[-1]
-        .startswith("pass: chat@v4 18 of 19 right, 1 not answered; at least 50.0% right: shown")
+        .startswith("pass: chat@v4 68 of 69 right, 1 not answered; at least 50.0% right: shown")
     )
-    assert "20 of 20 answers" in done.stderr
+    assert "70 of 70 answers" in done.stderr
 
 
 def test_what_is_not_answered_in_time_is_an_error_and_the_run_ends(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_server_that_is_not_there_is_an_error_and_never_a_wrong_answer(tmp_pat
         tmp_path, "--cases", "document-assistant", "--model", "m", "--url", "http://127.0.0.1:1", "--json"
     )
     assert done.returncode == 4
-    assert report(done)["candidate"]["tally"] == {"right": 0, "wrong": 0, "errors": 20}
+    assert report(done)["candidate"]["tally"] == {"right": 0, "wrong": 0, "errors": 70}
 
 
 @pytest.mark.parametrize(
@@ -198,15 +198,15 @@ def test_a_model_is_evaluated_through_headrace_as_a_customer_sees_it(tmp_path: P
         scripted_engine(answers=answers, models=("chat",)) as engine,
         provider(upstreams=[engine.url]) as service,
     ):
-        (tmp_path / "key").write_text(service.key("evaluation"))
+        (tmp_path / "key").write_text(service.key("evaluation", requests_burst=1000))
         asked = ("--cases", "document-assistant", "--key", f"file:{tmp_path / 'key'}", "--json")
         url = f"http://127.0.0.1:{service.port}"
         found = report(evaluate(tmp_path, *asked, "--model", "chat", "--url", url))["candidate"]
         unknown = report(evaluate(tmp_path, *asked, "--model", "chat@v9", "--url", f"{url}/v1"))["candidate"]
-    assert found["tally"] == {"right": 19, "wrong": 1, "errors": 0}
+    assert found["tally"] == {"right": 69, "wrong": 1, "errors": 0}
     assert len(found["revisions"]) == 1
     assert found["revisions"][0]
-    assert unknown["tally"]["errors"] == 20
+    assert unknown["tally"]["errors"] == 70
     assert list(unknown["errors"]) == ["404 model_not_found"]
 
 
@@ -307,7 +307,7 @@ def test_a_model_that_is_replaced_while_it_is_asked_has_not_been_judged(tmp_path
     found = report(done)
     assert done.returncode == 4
     assert found["candidate"]["revisions"] == ["sha256:one", "sha256:two"]
-    assert found["candidate"]["cut"] == 20
+    assert found["candidate"]["cut"] == 70
     assert "was changed while it was asked" in found["detail"]
 
 

@@ -67,7 +67,7 @@ def test_a_candidate_that_is_as_good_passes(tmp_path: Path, accepted: ScriptedEn
     assert found.report is not None
     assert found.report.comparison is not None
     assert found.report.comparison.reason is Reason.SHOWN_NOT_WORSE
-    assert "20 of 20 right" in found.detail
+    assert "70 of 70 right" in found.detail
 
 
 def test_a_candidate_with_wrong_answers_and_a_status_of_200_fails(
@@ -97,8 +97,8 @@ def test_a_candidate_that_errs_is_neither_passed_nor_failed(tmp_path: Path, acce
     found = compared(tmp_path, accepted, bad=[], margin=0.15, faults="error:500@1/2")
     assert found.verdict is Verdict.ERROR
     assert found.report is not None
-    assert found.report.candidate.errors == {"500": 10}
-    assert "10 not answered" in found.detail
+    assert found.report.candidate.errors == {"500": 35}
+    assert "35 not answered" in found.detail
 
 
 def test_errors_that_cannot_change_the_verdict_do_not_hide_it(
@@ -110,7 +110,7 @@ def test_errors_that_cannot_change_the_verdict_do_not_hide_it(
 
 
 def test_a_floor_holds_beside_the_comparison(tmp_path: Path) -> None:
-    with revision(bad=ids(SetKind.ACCEPTANCE)[:12]) as engine:
+    with revision(bad=ids(SetKind.ACCEPTANCE)[:42]) as engine:
         found = judged(tmp_path, engine, floor=0.9)
     assert found.verdict is Verdict.FAIL  # as good as the accepted one, which is not good enough
     assert found.candidate_share == found.accepted_share == 0.4

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from headrace.core.errors import ConfigError
-from headrace.policies import answer_text, grading, json_shape
+from headrace.policies import answer_text, grading, json_shape, likeness
 from headrace.policies.grading import Check, Cites, Given, Json, Supported
 from headrace.policies.quality import SetKind
 
@@ -181,7 +181,8 @@ def digest_of(header: Header, cases: Iterable[Case]) -> str:
 
 
 def check_apart(some: CaseSet, others: CaseSet, *, where: str) -> None:
-    """Raises ConfigError if a case is in both: by its id, or by its question and passages in whatever writing."""
+    """Raises ConfigError if a case is in both: by its id, by its question and passages in whatever writing, or by a passage
+    that is nearly one of the other's: questions about one document belong on one side."""
     for name, key in (("id", _id_of), ("text", _text_of)):
         common = {key(case): case.id for case in others.cases}
         twice = sorted(case.id for case in some.cases if key(case) in common)
@@ -190,6 +191,15 @@ def check_apart(some: CaseSet, others: CaseSet, *, where: str) -> None:
                 f"{where} have {len(twice)} cases in common by their {name}, the first is {twice[0]}:"
                 " what is tuned on can't be evidence; take them out of one of the two"
             )
+    documents = [
+        {case.id: [passage.text for passage in case.passages] for case in each.cases}
+        for each in (some, others)
+    ]
+    for mine, other in likeness.near(*documents):
+        raise ConfigError(
+            f"{where}: {mine} and {other} have passages of one document, or of two that are nearly the same:"
+            " what is tuned on can't be evidence; put cases about one document on one side"
+        )
 
 
 def messages(case: Case, header: Header) -> list[dict[str, str]]:

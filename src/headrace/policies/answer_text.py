@@ -37,7 +37,12 @@ def normalised(text: str) -> str:
 
 def words(text: str) -> Counter[str]:
     """The words of a normalised text; each Chinese character is one."""
-    return Counter(_WORD.findall(text))
+    return Counter(listed_words(text))
+
+
+def listed_words(text: str) -> list[str]:
+    """The same in order, each as often as it is there."""
+    return _WORD.findall(text)
 
 
 def overlap(some: Counter[str], others: Counter[str]) -> float:

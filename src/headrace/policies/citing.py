@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from headrace.policies import answer_text, numerals
 
-_CLAUSE_END = re.compile(r"[!?;。！？；]|[.,，:](?=\s)|(?=\b(?:and|but|while|whereas|although)\b)|(?=而|但|以及)")
+_CLAUSE_END = re.compile(
+    r"[!?;。！？；]|[.,，:](?=\s)|(?=\b(?:and|but|while|whereas|although)\b)|(?=而|但|以及)"
+)
 _SAME = 1e-9
 
 

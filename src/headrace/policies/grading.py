@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from headrace.policies import answer_text, citing, json_shape, numerals
 from headrace.policies.numerals import Number
 
 _READ_AHEAD_WORDS = 3
+_PLACES_MAX = 32
 _FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(.*?)\n?```\s*\Z", re.DOTALL)
 _SAME_UNITS = {"%": ("%", "percent", "per cent")}
 _CURRENCIES = frozenset(("€", "$", "£", "¥", "eur", "usd", "gbp", "cny", "rmb", "chf", "人民币"))
@@ -240,7 +242,8 @@ def _grade_cites(check: Cites, plain: str) -> Miss | None:
 
 def _grade_supported(check: Supported, plain: str, given: Given) -> Miss | None:
     for claim in check.claims:
-        places = [found.start() for wording in claim.any for found in _wording(wording).finditer(plain)]
+        found = chain.from_iterable(_wording(wording).finditer(plain) for wording in claim.any)
+        places = [place.start() for place in islice(found, _PLACES_MAX)]
         if not citing.is_cited(plain, places, claim.passages):
             return Miss.UNSUPPORTED
     unfounded = citing.unfounded(plain, passages=given.passages, question=given.question)
