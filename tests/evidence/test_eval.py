@@ -65,7 +65,9 @@ def test_nothing_of_a_sealed_case_is_shown_until_it_is_unsealed_which_is_recorde
     with revision(bad=ids(SetKind.ACCEPTANCE)[:5]) as engine:
         asked = (*ACCEPTANCE, "--model", "chat@v4", "--url", engine.url)
         sealed = [evaluate(tmp_path, *asked, *options) for options in ((), ("--list",), ("--json",))]
-        unsealed = [evaluate(tmp_path, *asked, "--unseal", *options) for options in ((), ("--json",))]
+        unsealed = [
+            evaluate(tmp_path, *asked, "--unseal", "--for", "why", *options) for options in ((), ("--json",))
+        ]
     for done in sealed:
         shown = done.stdout + done.stderr
         for case in own_set(SetKind.ACCEPTANCE).cases:

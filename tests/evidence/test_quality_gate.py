@@ -86,7 +86,7 @@ def test_too_few_cases_for_the_margin_are_not_enough_evidence_and_how_many_are_i
 ) -> None:
     found = judged(tmp_path, accepted, margin=0.01)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert "it takes about 268 cases" in found.detail
+    assert "it takes about 381 cases" in found.detail
     assert not quality_gate.is_provable(20, margin=0.01, alpha=0.05)
     assert quality_gate.is_provable(20, margin=0.15, alpha=0.05)
     assert quality_gate.margin_provable(20, alpha=0.05) == pytest.approx(0.119, abs=0.001)

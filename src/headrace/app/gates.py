@@ -8,7 +8,7 @@ from headrace.core.deployment_terms import Gate
 from headrace.core.deployments import DeploymentSpec
 from headrace.core.errors import ConfigError
 from headrace.evidence import cases
-from headrace.policies import quality_gate
+from headrace.policies import looks, quality_gate
 from headrace.policies.quality import SetKind
 
 
@@ -30,7 +30,8 @@ def warnings(spec: DeploymentSpec, data: Path) -> Iterator[str]:
             count = _cases(gate, data)
         except ConfigError:
             continue  # refused
-        margin, alpha = -gate.min_delta, 1.0 - gate.confidence
+        # What the first look at the set may be wrong with: later ones have less.
+        margin, alpha = -gate.min_delta, looks.alpha_at(1, alpha=1.0 - gate.confidence)
         if not quality_gate.is_provable(count, margin=margin, alpha=alpha):
             least = quality_gate.margin_provable(count, alpha=alpha)
             yield (

@@ -10,22 +10,23 @@ from typing import Any
 import msgspec
 
 from headrace import config
-from headrace.cli import common, identity
+from headrace.cli import common, identity, section_text
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, leaves
 from headrace.evidence import cases as case_files
-from headrace.evidence import quality
-from headrace.evidence.asking import Asker
+from headrace.evidence import page, quality, quality_text
+from headrace.evidence.asking import Asker, Embedder
 from headrace.evidence.cases import CaseSet
 from headrace.evidence.judging import Judge
+from headrace.evidence.prompting import Prompting
 from headrace.evidence.quality import Terms
 from headrace.evidence.uses import UseLog
-from headrace.policies.quality import SetKind, Tally
-from headrace.policies.quality_report import PASSED, STATUS, ModelFound, QualityReport
+from headrace.policies import looks
+from headrace.policies.quality import SetKind
+from headrace.policies.quality_report import PASSED, STATUS, QualityReport
 
 _CLOCK = SystemClock()
 MARGIN = 0.05
-_SHOWN_CHARACTERS = 100
 _STATUS_HELP = """
 exit status: 0 passed, or measured where neither --compare nor --floor asks for more; 1 failed; 2 the operator must change
 something; 3 not enough evidence; 4 the check could not be made, as too much was not answered
@@ -45,13 +46,14 @@ def add(commands: Any) -> None:
     )
     parser.epilog = f"{parser.epilog}\n{_STATUS_HELP}"
     _add_what(parser)
+    _add_judge(parser)
+    _add_prompting(parser)
     _add_how(parser)
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cases",
-        required=True,
         metavar="FILE|NAME",
         help="the cases: a file, or the name of a set in DIR/cases, or of one that comes with headrace",
     )
@@ -94,12 +96,44 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         type=_chance,
         default=0.05,
         metavar="A",
-        help="chance of a wrong verdict, one-sided (default: 0.05)",
+        help="chance of a wrong verdict, one-sided; of an acceptance set over all looks for one decision (default: 0.05)",
     )
+
+
+def _add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge", metavar="M3", help="the model that cases with a rubric are judged by")
     parser.add_argument("--judge-url", metavar="URL", help="its server, if it's another")
     parser.add_argument("--judge-key", default="", metavar="REF", help="the key of that other server")
     parser.add_argument("--judge-revision", default="", metavar="D", help="the revision that it must be")
+    parser.add_argument(
+        "--judge-prompt", default="", metavar="D", help="the digest that its prompt must have"
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="have the judge grade what rules have graded too, and say how far they agree",
+    )
+    parser.add_argument(
+        "--prefer",
+        action="store_true",
+        help="have the judge say which of the two models' answers is better, each pair in both orders",
+    )
+
+
+def _add_prompting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--narrow",
+        type=common.positive,
+        default=0,
+        metavar="K",
+        help="show --model only the K excerpts nearest to the question, as --embedding-model finds them",
+    )
+    parser.add_argument("--embedding-model", metavar="E", help="an embedding model of the same server")
+    parser.add_argument(
+        "--refusal-rule",
+        action="store_true",
+        help="say once more behind the question when --model is to refuse",
+    )
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +158,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unseal",
         action="store_true",
-        help="show every case of an acceptance set too; that is recorded, and after it the set is worth less",
+        help="show every case of an acceptance set too; it takes a reason (--for), is recorded, and after it the set is worth less",
     )
     parser.add_argument(
         "--for", dest="purpose", default="", metavar="TEXT", help="what the use is for, for the record"
@@ -134,10 +168,13 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="ask nothing: write number and digest of its cases into the first line of FILE",
     )
+    parser.add_argument("--html", metavar="FILE", help="write the report as one page that needs nothing else")
 
 
 def _eval(arguments: argparse.Namespace) -> int:
     data = config.data_directory(arguments.data)
+    if not arguments.cases:
+        raise ConfigError("--cases is needed: a file, or the name of a set")
     if arguments.seal:
         header = case_files.seal(Path(arguments.cases))
         print(
@@ -149,16 +186,21 @@ def _eval(arguments: argparse.Namespace) -> int:
         if not getattr(arguments, option):
             raise ConfigError(f"--{option} is needed to ask anybody")
     _check_trust(arguments)
+    _check_wishes(arguments)
     path = case_files.find(arguments.cases, arguments.set, data=data)
     cases = case_files.load(path, expected=arguments.set)
     judge = _judge(arguments)
     if judge is None and case_files.needs_judge(cases.cases):
         raise ConfigError(f"{path} has cases with a rubric: name the model that judges them with --judge")
     report = _run(arguments, cases, judge, data)
+    sections = quality_text.sections(report, is_listed=arguments.list or arguments.unseal)
+    if arguments.html:
+        title = f"Quality of {report.candidate.label} on {report.set.name}"
+        Path(arguments.html).write_text(page.page(title, sections), encoding="utf-8")
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
-        _print(report, is_listed=arguments.list or arguments.unseal)
+        section_text.print_sections(sections)
     return PASSED if report.verdict is None else STATUS[report.verdict]
 
 
@@ -170,23 +212,37 @@ def _check_trust(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{option} is for a server with https://, and there is none")
 
 
+def _check_wishes(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for options that would have no effect, or a wrong one."""
+    if arguments.unseal and not arguments.purpose:
+        raise ConfigError("--unseal takes a reason, for the record: --for TEXT")
+    if bool(arguments.narrow) is not bool(arguments.embedding_model):
+        raise ConfigError("--narrow K and --embedding-model E go together")
+    for option in ("calibrate", "prefer", "judge_revision", "judge_prompt"):
+        if getattr(arguments, option) and not arguments.judge:
+            raise ConfigError(f"--{option.replace('_', '-')} is about a judge: name it with --judge")
+    if arguments.prefer and not arguments.compare:
+        raise ConfigError("--prefer is about two models: name the accepted one with --compare")
+
+
 def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, data: Path) -> QualityReport:
     candidate = _asker(arguments, arguments.model)
     accepted = None
     if arguments.compare:
         accepted = _asker(arguments, arguments.compare, "compare")
-    terms = Terms(
-        margin=arguments.margin if accepted is not None else None,
-        floor=arguments.floor,
-        alpha=arguments.alpha,
-        concurrency=arguments.concurrency,
-        limit_s=arguments.time_limit,
-    )
-    log = None
+    log = look = None
     if cases.header.set is SetKind.ACCEPTANCE:
         log = UseLog(data, actor=identity.actor(), clock=_CLOCK)
         models = [arguments.model, *([arguments.compare] if arguments.compare else [])]
-        log.begin(cases, models=models, purpose=arguments.purpose, is_unsealed=arguments.unseal)
+        look = log.begin(cases, models=models, purpose=arguments.purpose, is_unsealed=arguments.unseal)
+    terms = Terms(
+        margin=arguments.margin if accepted is not None else None,
+        floor=arguments.floor,
+        # What several looks may be wrong with together is shared out among them.
+        alpha=arguments.alpha if look is None else looks.alpha_at(look.number, alpha=arguments.alpha),
+        concurrency=arguments.concurrency,
+        limit_s=arguments.time_limit,
+    )
     try:
         report = asyncio.run(
             quality.run(
@@ -196,6 +252,9 @@ def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, dat
                 terms=terms,
                 clock=_CLOCK,
                 judge=judge,
+                prompting=_prompting(arguments),
+                is_calibrated=arguments.calibrate,
+                asks_preference=arguments.prefer,
                 is_open=arguments.unseal,
                 purpose=arguments.purpose,
                 progress=_progress(),
@@ -205,32 +264,47 @@ def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, dat
         # Nobody reads the progress any more: whoever started this is gone, and needs no result.
         raise leaves(errors)[0] from None
     if log is not None:
+        report = msgspec.structs.replace(report, look=look)
         log.end(cases, report)
     return report
 
 
 def _asker(arguments: argparse.Namespace, model: str, whose: str = "") -> Asker:
+    return Asker(model=model, **_server(arguments, whose))
+
+
+def _server(arguments: argparse.Namespace, whose: str = "") -> dict[str, Any]:
     """Whoever has a server of its own gets the key that is named for it, and never the other server's nor its certificate."""
     url, key = arguments.url, "key"
     if whose and (own_url := getattr(arguments, f"{whose}_url")):
         url, key = own_url, f"{whose}_key"
     reference = getattr(arguments, key)
     secret = config.resolve_secret(reference, key=f"--{key.replace('_', '-')}") if reference else ""
-    return Asker(
-        url,
-        model,
-        key=secret,
-        deadline_s=arguments.deadline,
-        clock=_CLOCK,
-        ca_file=arguments.ca,
-        certificate=arguments.certificate if key == "key" else "",
-    )
+    return {
+        "url": url,
+        "key": secret,
+        "deadline_s": arguments.deadline,
+        "clock": _CLOCK,
+        "ca_file": arguments.ca,
+        "certificate": arguments.certificate if key == "key" else "",
+    }
+
+
+def _prompting(arguments: argparse.Namespace) -> Prompting:
+    embedder = None
+    if arguments.embedding_model:
+        embedder = Embedder(model=arguments.embedding_model, **_server(arguments))
+    return Prompting(arguments.narrow, embedder, arguments.refusal_rule)
 
 
 def _judge(arguments: argparse.Namespace) -> Judge | None:
     if not arguments.judge:
         return None
-    return Judge(_asker(arguments, arguments.judge, "judge"), pinned=arguments.judge_revision)
+    return Judge(
+        _asker(arguments, arguments.judge, "judge"),
+        pinned=arguments.judge_revision,
+        pinned_prompt=arguments.judge_prompt,
+    )
 
 
 def _progress() -> Callable[[int, int], None]:
@@ -245,75 +319,6 @@ def _progress() -> Callable[[int, int], None]:
             print(f"{done} of {total} answers", file=sys.stderr, flush=True)
 
     return tell
-
-
-def _print(report: QualityReport, *, is_listed: bool) -> None:
-    used = report.set
-    print(
-        f"{used.kind} set {used.name}, version {used.version}, {used.cases} cases, in {report.took_s:.1f} s"
-    )
-    print(f"{used.digest}\n")
-    found = [each for each in (report.candidate, report.accepted) if each is not None]
-    common.print_table(
-        [_row(each) for each in found],
-        headings=("model", "right", "wrong", "errors", "share", "at least", "at most", "cut", "revision"),
-    )
-    print()
-    common.print_table(
-        [
-            (each.by, each.name, _tally(each.candidate), *([_tally(each.accepted)] if each.accepted else []))
-            for each in report.strata
-        ],
-        headings=("by", "", *(each.model for each in found)),
-    )
-    for each in found:
-        for what, counts in (("wrong", each.misses), ("errors", each.errors)):
-            if counts:
-                listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-                print(f"\n{each.model}, {what}: {listed}", end="")
-    print("\n" if any(each.misses or each.errors for each in found) else "")
-    if is_listed:
-        _print_cases(report)
-    if report.p is not None:
-        print(f"McNemar's exact test, one-sided: p = {report.p:.4f}")
-    print(f"{report.verdict.value if report.verdict is not None else 'measured'}: {report.detail}")
-
-
-def _row(found: ModelFound) -> tuple[object, ...]:
-    tally, share = found.tally, found.share
-    return (
-        found.model,
-        tally.right,
-        tally.wrong,
-        tally.errors,
-        *(None if each is None else f"{each:.1%}" for each in (share.estimate, share.low, share.high)),
-        found.cut,
-        ", ".join(found.revisions) or None,
-    )
-
-
-def _tally(tally: Tally) -> str:
-    errors = f", {tally.errors} not answered" if tally.errors else ""
-    return f"{tally.right} of {tally.right + tally.wrong}{errors}"
-
-
-def _print_cases(report: QualityReport) -> None:
-    for case in report.cases:
-        print(f"{case.id} ({case.category})")
-        print(f"  {case.candidate:6} {_short(case.candidate_text)} {_bracketed(case.candidate_miss)}")
-        if case.accepted is not None:
-            print(f"  {case.accepted:6} {_short(case.accepted_text)} {_bracketed(case.accepted_miss)}")
-    print()
-
-
-def _short(text: str) -> str:
-    """One line of it, without what a terminal would obey."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 3] + "..."
-
-
-def _bracketed(miss: str) -> str:
-    return f"({miss})" if miss else ""
 
 
 def _number(text: str, *, least: float, most: float, what: str) -> float:

@@ -25,7 +25,7 @@ class GateRun(msgspec.Struct, frozen=True):
         data: The data directory, where sets of one's own lie and the use is recorded.
         certificate: PEM file with the server's own certificate, which is the only one to trust; "" asks the system's authorities.
         margin: How much smaller the candidate's share may be; `floor`: how small it may be at all; None asks for neither.
-        alpha: Chance, one-sided, of a wrong verdict.
+        alpha: Chance, one-sided, of a wrong verdict, over all looks at the set for one decision.
         limit_s: For the whole run.
         purpose: What the record of the use says it was for.
     """

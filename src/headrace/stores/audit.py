@@ -134,13 +134,19 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> dict[st
 
 
 def entries(
-    database: Database, *, since_s: float = 0.0, tenant: str = "", after: int = 0, limit: int = 1000
+    database: Database,
+    *,
+    since_s: float = 0.0,
+    tenant: str = "",
+    target: str = "",
+    after: int = 0,
+    limit: int = 1000,
 ) -> list[Entry]:
-    """The oldest `limit` entries of that time and tenant whose number is above `after`."""
+    """The oldest `limit` entries of that time, tenant and target whose number is above `after`."""
     found = database.rows(
         f"SELECT {_COLUMNS} FROM audit WHERE number > ? AND at_s >= ? AND (? = '' OR tenant = ?)"
-        " ORDER BY number LIMIT ?",
-        (after, since_s, tenant, tenant, limit),
+        " AND (? = '' OR target = ?) ORDER BY number LIMIT ?",
+        (after, since_s, tenant, tenant, target, target, limit),
     )
     return [_entry(row) for row in found]
 

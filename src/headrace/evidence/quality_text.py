@@ -1,0 +1,140 @@
+"""How does the report of a set of cases read? As sections, for a terminal, a page or Markdown."""
+
+from collections.abc import Iterator, Sequence
+
+from headrace.core.verdicts import Interval
+from headrace.evidence import numbers
+from headrace.evidence.page import Section, Table
+from headrace.evidence.plot_axes import Axis, Kind
+from headrace.evidence.plot_rows import Intervals
+from headrace.policies.quality import Tally
+from headrace.policies.quality_report import JudgeFound, ModelFound, QualityReport, Stratum
+
+_SHOWN_CHARACTERS = 100
+_SHARE = Axis("share of right answers", Kind.SHARE, low=0.0, high=1.0)
+
+
+def sections(report: QualityReport, *, is_listed: bool) -> list[Section]:
+    """The whole report, the verdict last.
+
+    Args:
+        is_listed: With every case and its answer, as far as the report has them.
+    """
+    found = [each for each in (report.candidate, report.accepted) if each is not None]
+    shown = [_answers(report, found), _strata(report, found)]
+    if report.judged is not None:
+        shown.append(_judge(report, report.judged))
+    if is_listed and report.cases:
+        shown.append(_cases(report, found))
+    if report.verdict is None:
+        return [*shown, Section("Result", [f"measured: {report.detail}"])]
+    return [*shown, Section("Result", _p(report), verdict=report.verdict, says=report.detail)]
+
+
+def _answers(report: QualityReport, found: Sequence[ModelFound]) -> Section:
+    used = report.set
+    prose = [
+        f"{used.kind} set {used.name}, version {used.version}, {used.cases} cases, in {report.took_s:.1f} s",
+        f"`{used.digest}`",
+    ]
+    if report.look is not None:
+        look = report.look
+        prose.append(
+            f"look {look.number} at this set for this decision; {look.earlier} earlier uses on models of this family"
+        )
+    rows = [
+        (
+            each.label,
+            *map(str, (each.tally.right, each.tally.wrong, each.tally.errors)),
+            *map(numbers.share, (each.share.estimate, each.share.low, each.share.high)),
+            str(each.cut),
+            ", ".join(each.revisions) or "-",
+        )
+        for each in found
+    ]
+    columns = ("model", "right", "wrong", "errors", "share", "at least", "at most", "cut", "revision")
+    for each in found:
+        for what, counts in (("wrong", each.misses), ("errors", each.errors)):
+            if counts:
+                listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+                prose.append(f"{each.label}, {what}: {listed}")
+    return Section("Answers", prose, [Table(columns, rows)])
+
+
+def _strata(report: QualityReport, found: Sequence[ModelFound]) -> Section:
+    columns = ["by", "", *(column for each in found for column in (each.label, "between"))]
+    rows = [
+        (
+            each.by,
+            each.name,
+            *_cells(each.candidate, each.share),
+            *(_cells(each.accepted, each.accepted_share) if each.accepted is not None else ()),
+        )
+        for each in report.strata
+    ]
+    plots = [
+        Intervals(f"Right answers of {each.label}", _SHARE, list(_intervals(report, index)))
+        for index, each in enumerate(found)
+    ]
+    return Section("By language and category", (), [Table(columns, rows, left=2)], plots)
+
+
+def _cells(tally: Tally, share: Interval | None) -> tuple[str, str]:
+    errors = f", {tally.errors} not answered" if tally.errors else ""
+    between = "-"
+    if share is not None and share.estimate is not None:
+        between = f"{numbers.share(share.low)} to {numbers.share(share.high)}"
+    return f"{tally.right} of {tally.right + tally.wrong}{errors}", between
+
+
+def _intervals(report: QualityReport, index: int) -> Iterator[tuple[str, Interval]]:
+    for each in report.strata:
+        share = _share_of(each, index)
+        if share is not None and share.estimate is not None:
+            yield each.name, share
+
+
+def _share_of(stratum: Stratum, index: int) -> Interval | None:
+    return stratum.accepted_share if index else stratum.share
+
+
+def _judge(report: QualityReport, judged: JudgeFound) -> Section:
+    prose = [
+        f"{judged.name}, prompt `{judged.prompt}`",
+        f"asked about {judged.asked} answers, each twice in two orders: differed with itself on {judged.disagreed},"
+        f" said nothing that counts on {judged.unclear}",
+    ]
+    if (beside := judged.calibration) is not None:
+        total = beside.both_right + beside.judge_only + beside.rules_only + beside.both_wrong
+        share = beside.agreement
+        prose.append(
+            f"beside the rules, on {total} answers: agreement {numbers.share(share.estimate)}"
+            f" ({numbers.share(share.low)} to {numbers.share(share.high)}), kappa {numbers.number(beside.kappa)};"
+            f" it passed {beside.judge_only} that the rules found wrong, and failed {beside.rules_only} that they found right"
+        )
+    if (said := report.preferred) is not None:
+        prose.append(
+            f"of two answers it preferred the candidate's {said.candidate} times, the accepted model's {said.accepted} times,"
+            f" neither {said.ties} times; {said.swayed} times it preferred a place, {said.errors} times it said nothing that counts"
+        )
+    return Section("Judge", prose)
+
+
+def _cases(report: QualityReport, found: Sequence[ModelFound]) -> Section:
+    rows = []
+    for case in report.cases:
+        rows.append((case.id, case.category, case.candidate, _said(case.candidate_text, case.candidate_miss)))
+        if case.accepted is not None:
+            rows.append(("", found[1].label, case.accepted, _said(case.accepted_text, case.accepted_miss)))
+    return Section("Cases", (), [Table(("case", "category", "", "answer"), rows, left=4)])
+
+
+def _said(text: str, miss: str) -> str:
+    """One line of it, without what a terminal would obey."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 3] + "..."
+    return f"{line} ({miss})" if miss else line
+
+
+def _p(report: QualityReport) -> list[str]:
+    return [f"McNemar's exact test, one-sided: p = {report.p:.4f}"] if report.p is not None else []
