@@ -203,9 +203,9 @@ def test_every_error_class_says_its_status_first(error: type[errors.HeadraceErro
 
 
 def commands(node: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Every parser that runs something: a command, or a subcommand where there are some."""
+    """Every parser that runs something: a command, or a subcommand where it takes one."""
     inner = [a for a in node._actions if isinstance(a, argparse._SubParsersAction)]
-    if not inner:
+    if not any(action.required for action in inner):
         yield node
     for action in inner:
         for below in dict.fromkeys(action.choices.values()):
@@ -216,6 +216,8 @@ def option_names(command: argparse.ArgumentParser) -> set[str]:
     """Long options without those that the page says once for all; positional arguments by their metavar or name."""
     names: set[str] = set()
     for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            continue
         if action.option_strings:
             names |= {name for name in action.option_strings if name.startswith("--")}
         else:

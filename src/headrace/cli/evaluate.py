@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace import config
-from headrace.cli import common, identity, section_text
+from headrace.cli import common, evaluate_import, identity, section_text
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, leaves
 from headrace.evidence import cases as case_files
@@ -49,6 +49,7 @@ def add(commands: Any) -> None:
     _add_judge(parser)
     _add_prompting(parser)
     _add_how(parser)
+    evaluate_import.add(parser.add_subparsers(dest="action", metavar="import", required=False))
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
