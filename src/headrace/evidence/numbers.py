@@ -1,5 +1,9 @@
 """How is a figure written for people? With its unit, and with no more digits than it bears; None is "-"."""
 
+from collections.abc import Callable
+
+Writer = Callable[[float | None], str]
+
 _SCALES_S = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
