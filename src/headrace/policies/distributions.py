@@ -13,6 +13,15 @@ def normal_quantile(probability: float) -> float:
     return NormalDist().inv_cdf(probability)
 
 
+def student_quantile(probability: float, degrees: int) -> float:
+    """The point below which a value of Student's t distribution lies with this probability, at least a half.
+
+    From P(T > t) = I_(v/(v + t^2))(v/2, 1/2) / 2, DLMF 8.17 and the definition of the distribution.
+    """
+    tail = 2.0 * (1.0 - probability)
+    return root(lambda t: beta_cdf(degrees / (degrees + t * t), degrees / 2, 0.5) > tail, 0.0, 1e6)
+
+
 def beta_cdf(x: float, a: float, b: float) -> float:
     """The regularised incomplete beta function I_x(a, b).
 
