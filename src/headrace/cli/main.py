@@ -34,6 +34,7 @@ COMMANDS = {
     "slo": ("slo",),
     "capacity": ("capacity",),
     "simulate": ("simulate",),
+    "experiment": ("experiment",),
     "drill": ("drill",),
     "certify": ("certify",),
     "reload": ("reload",),

@@ -92,6 +92,7 @@ class Experiment(Section, frozen=True):
         question: What is to be decided, in words.
         deployment: The baseline: a deployment file, from the experiment's folder.
         target: The baseline, where it is a server that runs.
+        fixed: What is other than in that file for all alike, the baseline among them: `scale`, say.
         blocks: In each of them every level has one repetition.
         variables: By name, the levels of each, and what each changes of the baseline.
     """
@@ -103,6 +104,7 @@ class Experiment(Section, frozen=True):
     question: str = ""
     deployment: str = ""
     target: Server | None = None
+    fixed: Changes = msgspec.field(default_factory=dict)
     quality: Quality | None = None
     blocks: Annotated[int, msgspec.Meta(ge=3, le=1000)] = 6
     seed: int = 1

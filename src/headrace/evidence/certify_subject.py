@@ -16,6 +16,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import UpstreamError
 from headrace.engines import fetch, gauges
 from headrace.engines.kinds import KINDS
+from headrace.evidence import drill_watch
 from headrace.evidence.certify_caller import Address, Caller
 from headrace.evidence.drill_instance import CONFIG, HEADRACE, DrillError, Instance, instance
 from headrace.evidence.drill_watch import Watch
@@ -106,17 +107,7 @@ class Owned:
     async def until_ready(self, clock: Clock, *, limit_s: float, but: Sequence[int] = ()) -> None:
         """As many as the file wants at least, none of them with a pid of `but`. Raises DrillError."""
         wanted = max(1, self.file.spec.scale.min)
-        until_s = clock.now_s() + limit_s
-        while True:
-            await self.watch.once()
-            ready = self.watch.look.ready()
-            if len(ready) >= wanted and not any(each.pid in but for each in ready):
-                return
-            if clock.now_s() > until_s:
-                reasons = {each.reason for each in self.watch.look.replicas if each.reason}
-                told = "; ".join(sorted(reasons))
-                raise DrillError(f"{len(ready)} of {wanted} replicas ready after {limit_s:g} s: {told}")
-            await asyncio.sleep(0.1)
+        await drill_watch.until_ready(self.watch, wanted, clock=clock, limit_s=limit_s, but=but)
 
     async def _engine(self, replica: str) -> EngineSeen:
         folder = self.running.data / "run" / "replicas" / replica

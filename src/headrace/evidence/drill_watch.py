@@ -1,7 +1,7 @@
 """What does an operator see while something is broken? Status and log of a service, looked at ten times a second."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.core.clock import Clock
 from headrace.core.errors import UpstreamError
-from headrace.evidence.drill_instance import Instance
+from headrace.evidence.drill_instance import DrillError, Instance
 
 LOOK_EVERY_S = 0.1
 # Of each request; they are counted by the load, and a hundred lines of them say no more than one.
@@ -134,3 +134,20 @@ class Watch:
                 self.counted[reason] = self.counted.get(reason, 0) + 1 + int(line.get("suppressed", 0) or 0)
             else:
                 self.told.append(Told(now_s, line))
+
+
+async def until_ready(
+    watch: Watch, wanted: int, *, clock: Clock, limit_s: float, but: Sequence[int] = ()
+) -> None:
+    """So many replicas are ready, and none that is has a pid of `but`. Raises DrillError."""
+    until_s = clock.now_s() + limit_s
+    while True:
+        await watch.once()
+        ready = watch.look.ready()
+        if len(ready) >= wanted and not any(each.pid in but for each in ready):
+            return
+        if clock.now_s() > until_s:
+            reasons = {each.reason for each in watch.look.replicas if each.reason}
+            told = "; ".join(sorted(reasons))
+            raise DrillError(f"{len(ready)} of {wanted} replicas ready after {limit_s:g} s: {told}")
+        await asyncio.sleep(LOOK_EVERY_S)

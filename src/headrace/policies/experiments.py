@@ -15,9 +15,11 @@ import msgspec
 
 from headrace.core.chance import Chance
 from headrace.core.experiments import BASELINE, Arm, Experiment, Measured, Repetition
+from headrace.core.load_records import LoadRun, Outcome
 from headrace.core.verdicts import Interval, Judgement, Verdict
-from headrace.policies import distributions, proportions
+from headrace.policies import distributions, proportions, quantiles
 from headrace.policies import quality as quality_rules
+from headrace.policies.load_figures import Measure, Since, taken_s
 from headrace.policies.proportions import Share
 from headrace.policies.quality import Mark
 
@@ -105,6 +107,30 @@ class ExperimentReport(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
 
 
+def figures(run: LoadRun) -> dict[Measured, float | None]:
+    """What one repetition is summed up to: plain nearest ranks, from the intended send; what they vary by, the blocks show."""
+    records = [record for record in run.records if run.window.holds(record)]
+    answers = [record for record in records if record.outcome is Outcome.OK]
+    length_s = max(1e-9, run.window.to_s - run.window.from_s)
+    found: dict[Measured, float | None] = {
+        Measured.REQUESTS_PER_S: len(answers) / length_s,
+        Measured.OUTPUT_TOKENS_PER_S: sum(record.output_tokens or 0 for record in answers) / length_s,
+    }
+    for measure, metrics in _QUANTILES.items():
+        taken = (taken_s(record, measure, Since.INTENDED) for record in answers)
+        values = [value for value in taken if value is not None]
+        for metric, share in metrics:
+            found[metric] = quantiles.nearest_rank(values, share) if values else None
+    return found
+
+
+_QUANTILES = {
+    Measure.TTFT: ((Measured.TTFT_P50, 0.5), (Measured.TTFT_P95, 0.95)),
+    Measure.TPOT: ((Measured.TPOT_P50, 0.5), (Measured.TPOT_P95, 0.95)),
+    Measure.TOTAL: ((Measured.TOTAL_P50, 0.5), (Measured.TOTAL_P95, 0.95)),
+}
+
+
 def singles(experiment: Experiment) -> list[Arm]:
     """One variable changed, all others as in the baseline."""
     return [
@@ -123,7 +149,7 @@ def order(arms: Sequence[Arm], chance: Chance) -> list[Arm]:
     """All of them, each once, in an order in which every other is as probable."""
     left, drawn = list(arms), []
     while left:
-        drawn.append(left.pop(int(chance.random() * len(left))))
+        drawn.append(left.pop(chance.randrange(len(left))))
     return drawn
 
 
@@ -281,7 +307,7 @@ def report(
         chosen=chosen,
         winners=won,
         arms=tuple(verdicts),
-        repetitions=tuple(repetitions),
+        repetitions=tuple(sorted(repetitions, key=_place)),
         void=tuple(_void(repetitions)),
         comparisons=comparisons(experiment),
         alpha=experiment.primary.alpha,
@@ -289,6 +315,10 @@ def report(
         metric=experiment.primary.metric,
         environment=environment or {},
     )
+
+
+def _place(repetition: Repetition) -> tuple[int, float]:
+    return repetition.block, repetition.began_s
 
 
 def _chosen(verdicts: Sequence[ArmVerdict], won: Sequence[str], together: Arm | None) -> str:
