@@ -57,14 +57,14 @@ def _verdict(report: ExperimentReport) -> Section:
     ]
     prose += [f"Left out: {each}." for each in report.void]
     rows = [
-        (each.arm, each.finding, _change(each.primary), f"{each.primary.blocks}", each.why)
+        (each.arm, each.finding, each.why, _change(each.primary), f"{each.primary.blocks}")
         for each in report.arms
     ]
-    table = Table(("level", "finding", f"change of the {report.metric}", "blocks", "why"), rows, left=2)
+    table = Table(("level", "finding", "why", f"change of the {report.metric}", "blocks"), rows, left=3)
     margin = report.margin
     limits = [Limit(0.0, "no difference"), Limit(margin, "margin"), Limit(1 / (1 + margin) - 1, "margin")]
     plot = Intervals(
-        f"Change of the {NAMES[report.metric]}, against the baseline",
+        f"Change of the {NAMES[report.metric]}, against the baseline, with the margin",
         Axis("change", Kind.SHARE),
         [(each.arm, _less_one(each.primary.ratio)) for each in report.arms],
         limits,
@@ -99,7 +99,7 @@ def _arm(report: ExperimentReport, found: ArmVerdict) -> Section:
             f"Cases: {numbers.share(measure.estimate)} more right answers"
             f" ({numbers.share(measure.low)} to {numbers.share(measure.high)}), of {found.quality.candidate_samples:,} cases."
         )
-    return Section(found.arm, prose, [table], (), _VERDICTS[found.finding], f"{found.finding}: {found.why}")
+    return Section(found.arm, prose, [table], (), _VERDICTS[found.finding], found.why)
 
 
 def _repetitions(report: ExperimentReport) -> Section:
@@ -152,7 +152,7 @@ def _change(contrast: Contrast) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{numbers.share(value)}"
+    return f"{value * 100:+.1f} %"
 
 
 def _less_one(ratio: Interval) -> Interval:
