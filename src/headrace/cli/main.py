@@ -31,6 +31,7 @@ COMMANDS = {
     "contract": ("contract", "openapi"),
     "evaluate": ("eval",),
     "workload": ("workload",),
+    "replay": ("replay",),
     "slo": ("slo",),
     "capacity": ("capacity",),
     "simulate": ("simulate",),

@@ -14,6 +14,7 @@ from headrace.policies.workload_plan import Planned
 
 OWN = Path(__file__).parent / "workloads"
 DEFAULT = "document-assistant"
+_AFTER_S = 0.1  # what is due when a run ends is no part of it
 SMALL = "small"
 """Short prompts and answers, which a small model on a few cores keeps up with."""
 
@@ -46,6 +47,20 @@ def at_speed(workload: Workload, speed: float) -> Workload:
         raise ConfigError(f"`{workload.name}` is a closed loop: how fast it goes is the service's business")
     rate = arrivals.rate_per_s or traces.rate_per_s(Path(arrivals.file))
     return core_workload.at_rate(workload, rate * speed)
+
+
+def lasts_s(workload: Workload) -> float | None:
+    """How long it goes on by itself: what it says, or all of its trace, whose last request comes at the end; None for ever."""
+    arrivals = workload.arrivals
+    if workload.duration_s is not None or arrivals.kind is not ArrivalKind.TRACE:
+        return workload.duration_s
+    path = Path(arrivals.file)
+    last_s = 0.0
+    for row in traces.read(path):
+        last_s = row.at_s
+    if arrivals.rate_per_s is not None:
+        last_s *= traces.rate_per_s(path) / arrivals.rate_per_s
+    return last_s + _AFTER_S
 
 
 def requests(
