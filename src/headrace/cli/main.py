@@ -36,6 +36,7 @@ COMMANDS = {
     "capacity": ("capacity",),
     "simulate": ("simulate",),
     "experiment": ("experiment",),
+    "load": ("load",),
     "drill": ("drill",),
     "certify": ("certify",),
     "reload": ("reload",),

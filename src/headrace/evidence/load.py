@@ -32,6 +32,7 @@ LEAD_S = 0.05
 # A generator that hasn't sent by then what was due does so no more: its figures mean nothing anyway.
 BEHIND_MAX_S = 10.0
 
+_OTHER_FILES = 128
 _LESSONS = 6
 _LESSON_LIMIT_S = 30.0
 _OTHER_NONCE = 1 << 40  # questions to learn from must not be those of the run: a cache would know them
@@ -133,6 +134,7 @@ async def run_part(
     """
     prompts = Prompts(workload, nonce=terms.nonce, measure=measure)
     prompts.settle()
+    terms = msgspec.structs.replace(terms, open_max=_with_descriptors(terms.open_max, share))
     async with asyncio.TaskGroup() as tasks:
         sender = _sender(target, workload, prompts, clock=clock, tasks=tasks, terms=terms, share=share)
         try:
@@ -155,6 +157,20 @@ async def run_part(
         is_stopped=ended.is_stopped,
         complaint=sender.complaint,
     )
+
+
+def _with_descriptors(open_max: int, share: Share) -> int:
+    """As many of them as this process may have sockets for; the kernel's soft limit is raised as far as it goes.
+
+    A request for which there is no socket would look like one that the server didn't take.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = share.of(open_max) + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return open_max
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    return min(open_max, max(1, allowed - _OTHER_FILES) * share.processes)
 
 
 def _is_cut(sender: Sender, workload: Workload, terms: LoadTerms) -> bool:
