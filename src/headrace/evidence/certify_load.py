@@ -29,7 +29,7 @@ from headrace.policies.slo import Fate, Seen, attainment
 PACE, SERVICE_S, RATE, QUALIFIED = "pace_per_s", "service_s", "rate_per_s", "qualified_share"
 INPUT_TOKENS = "input_tokens"
 _WORDS = ("river", "mill", "stone", "water", "gate", "wheel", "grain", "miller")
-INPUT_WORDS, OUTPUT_TOKENS = 80, 24
+INPUT_WORDS, OUTPUT_TOKENS = 50, 16
 _LONG_WORDS = 6000
 _OPEN_MAX = 400
 _PATIENCE_S = 60.0
@@ -147,6 +147,10 @@ async def carry_normal_load(stage: Stage) -> None:
         told("within every promise at once", stage.known[QUALIFIED], samples=qualified.counted),
         *_told_quantiles(sent),
     )
+    stage.notes.append(
+        f"inputs of {INPUT_WORDS} words in the median, a few of {4 * INPUT_WORDS}, and answers of at most {OUTPUT_TOKENS}"
+        " tokens; three of four are streamed"
+    )
     stage.notes += _reasons(sent)
     for each in kept.kept:
         if each.requests_needed:
@@ -218,8 +222,11 @@ async def take_long_inputs(stage: Stage) -> None:
     chance = random.Random(stage.terms.seed + 2)
     count = words(stage, _LONG_WORDS)
     texts = [_text(chance, count) for _ in range(max(5, stage.size.trials))]
-    ask = functools.partial(stage.subject.owner.chat, stream=True, output_tokens_max=8)
-    replies = await at_once([functools.partial(ask, text) for text in texts], most=2)
+    patience_s = max(_PATIENCE_S, 2 * limit_s)  # one that comes too late is told with its time
+    replies = [
+        await stage.subject.owner.chat(text, stream=True, output_tokens_max=8, deadline_s=patience_s)
+        for text in texts
+    ]
     answered = [reply for reply in replies if reply.is_answered]
     tokens = [reply.usage().get("prompt_tokens", 0) for reply in answered]
     stage.known[INPUT_TOKENS] = float(max(tokens, default=0))
