@@ -94,5 +94,11 @@ def test_why_a_replica_never_serves_is_told_and_its_callers_are_told_to_come_bac
 ) -> None:
     with fleet() as running:
         running.apply(**args, sections={"lifecycle": {"start_stall_s": 1.0}})
-        wait_until(lambda: replica(running)["code"] == code, what=code)
+
+        def told() -> bool:
+            """By the log: the rollout ends in vain a moment later, and the replica with it."""
+            lines = [line for line in running.service.log_lines() if line["event"] == "replica.failed"]
+            return ("chat-0", code) in [(line["replica"], line["code"]) for line in lines]
+
+        wait_until(told, what=code)
         assert running.ask()[0] == 503

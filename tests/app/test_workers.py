@@ -82,7 +82,8 @@ def test_every_worker_gets_connections_and_the_slots_are_never_exceeded() -> Non
         assert (stats["done"], stats["rejected"]) == (300, 0)
         at_rest(running)
         assert running.metric("headrace_requests_total", outcome="delivered") == 300
-        assert len(running.usage("--limit", "1000")) == 300
+        # A worker sends its records a few milliseconds' worth at a time.
+        wait_until(lambda: len(running.usage("--limit", "1000")) == 300, what="all records")
         assert [row["restarts"] for row in workers_of(running)] == [0] * WORKERS
 
 

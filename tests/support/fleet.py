@@ -173,12 +173,15 @@ class Fleet:
     def until_ready(self, *targets: str, name: str = NAME, limit_s: float = 60.0) -> None:
         """Until these are the ready replicas, and no other replica is left."""
 
+        rows: list[dict[str, Any]] = []
+
         def is_so() -> bool:
             self.ask(name)  # a version is not judged before it has answered anything
-            rows = self.replicas(name)
-            return sorted(targets) == sorted(row["target"] for row in rows) == self.ready(name)
+            rows[:] = self.replicas(name)
+            ready = sorted(row["target"] for row in rows if row["state"] == "ready")
+            return sorted(targets) == sorted(row["target"] for row in rows) == ready
 
-        wait_until(is_so, limit_s=limit_s, what=f"replicas of {targets}")
+        wait_until(is_so, limit_s=limit_s, what=lambda: f"replicas of {targets}, from {rows},")
 
     def until_kept(self, *, not_by: int | None = None) -> dict[str, Any]:
         """The controller, once one works that isn't `not_by`."""

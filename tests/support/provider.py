@@ -26,14 +26,18 @@ HEADRACE = [sys.executable, "-m", "headrace"]
 START_LIMIT_S = 60.0
 
 
-def wait_until(claim: Callable[[], Any], *, limit_s: float = 60.0, what: str = "the condition") -> Any:
+def wait_until(
+    claim: Callable[[], Any], *, limit_s: float = 60.0, what: str | Callable[[], str] = "the condition"
+) -> Any:
     """Polls until `claim()` is truthy and returns its value; fails after a generous limit that noise can't break."""
     until_s = time.monotonic() + limit_s
     while True:
         value = claim()
         if value:
             return value
-        assert time.monotonic() < until_s, f"{what} did not come true within {limit_s} s"
+        if time.monotonic() >= until_s:
+            what = what if isinstance(what, str) else what()
+            raise AssertionError(f"{what} did not come true within {limit_s} s")
         time.sleep(0.01)
 
 
