@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trial import trial
-
 ROOT = Path(__file__).parent.parent
 # What it takes to install the package itself: six small packages stand for the whole lock.
 INSTALLERS = {"editables", "hatchling", "packaging", "pathspec", "pluggy", "tomlkit", "trove-classifiers"}
@@ -115,36 +113,3 @@ def test_a_python_that_will_not_do_is_refused_by_name(checkout: Path) -> None:
     assert process.returncode == 2
     assert "PYTHON=/bin/false" in told
     assert not (checkout / ".venv").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tests", "passes", "told"),
-    [
-        ("def test_it():\n    pass\n", True, ""),
-        (
-            "import pathlib\ndef test_it():\n    seen = pathlib.Path('seen')\n    was, _ = seen.exists(), seen.touch()\n    assert was\n",
-            True,
-            "1 failed beside others, passed alone:\n  test_it.py::test_it\n",
-        ),
-        (
-            "def test_it():\n    assert False\n",
-            False,
-            "1 failed alone too:\n  test_it.py::test_it\n",
-        ),
-        (
-            "import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test_it(n):\n    assert False\n",
-            False,
-            "9 failed:\n",
-        ),
-        ("import nothing_of_that_name\n", False, ""),
-    ],
-)
-def test_what_failed_beside_others_runs_once_more_alone(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], tests: str, passes: bool, told: str
-) -> None:
-    """A failure that stays, many at once, or an error of collection is a failure; and what passed only alone is named."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_it.py").write_text(tests)
-    assert (trial([["-q"]], folder=tmp_path) == 0) is passes
-    assert told in capfd.readouterr().out
