@@ -31,7 +31,14 @@ def test_only_what_was_signed_is_signed(tmp_path: Path) -> None:
     assert card_key.fingerprint(key.public) != card_key.fingerprint(other.public)
 
 
-def test_a_file_that_is_no_key_is_named(tmp_path: Path) -> None:
-    (tmp_path / card_key.NAME).write_bytes(b"short")
-    with pytest.raises(ConfigError, match=r"card\.key: not a key of Ed25519"):
+def test_a_file_that_is_no_key_or_that_others_can_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / card_key.NAME
+    path.write_bytes(b"short")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"card\.key: must hold exactly 32 bytes"):
+        card_key.load(tmp_path)
+    path.unlink()
+    card_key.load(tmp_path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"card\.key: mode 0644; only its owner may read it: chmod 600"):
         card_key.load(tmp_path)

@@ -1,13 +1,11 @@
 """What does a file in `capacity/` say? The whole of it as a CapacityPlan, or an error in the file's own words."""
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.config import files, text
 from headrace.core import money
 from headrace.core.capacity_plan import CapacityPlan, CostTerms, ReplicaTerms
-from headrace.core.errors import ConfigError
 
 FILE_BYTES_MAX = 64 * 1024
 _FORMS = {"name": "1 to 63 of a-z, 0-9 and `._-`, a letter or digit first"}
@@ -24,13 +22,9 @@ def load(path: Path) -> CapacityPlan:
 
 def parse(content: str, *, file: str) -> CapacityPlan:
     """What the TOML says. Raises ConfigError; where several values can't be meant, it names all."""
-    try:
-        raw = tomllib.loads(content)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    raw = text.table(content, file=file)
     plan = text.convert(raw, CapacityPlan, file=file, forms=_FORMS)
-    if found := list(_problems(plan)):
-        raise ConfigError("\n".join(f"{file}: {each}" for each in found))
+    text.refuse(_problems(plan), file=file)
     return plan
 
 

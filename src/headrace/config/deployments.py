@@ -94,12 +94,9 @@ def given(content: str, templates: Mapping[str, str], *, file: str) -> Deploymen
 
 def parse(content: str, *, file: str) -> DeploymentSpec:
     """The spec that the TOML says. Raises ConfigError; where several things are wrong with the values, it names all."""
-    try:
-        raw = tomllib.loads(content)
-        if isinstance(budget := raw.get("budget"), dict):
-            budget.update(_digits(content))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    raw = text.table(content, file=file)
+    if isinstance(budget := raw.get("budget"), dict):
+        budget.update(_digits(content))
     spec = text.convert(raw, DeploymentSpec, file=file, forms=_FORMS)
     if found := problems(spec):
         raise ConfigError("\n".join(_named(file, found)))

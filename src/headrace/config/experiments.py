@@ -1,14 +1,12 @@
 """What does an experiment file say? The whole of it as an Experiment, or an error in the file's own words."""
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.config import text
-from headrace.core.errors import ConfigError
+from headrace.config import files, text
 from headrace.core.experiments import Changes, Experiment, Server
 
 FILE_BYTES_MAX = 256 * 1024
@@ -19,27 +17,14 @@ _FORMS = {"name": "1 to 63 of a-z, 0-9 and `._-`, a letter or digit first"}
 
 def load(path: Path) -> Experiment:
     """That file. Raises ConfigError naming file, key and what it takes."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
-        return parse(content.decode("utf-8"), file=str(path))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text in UTF-8: {error}") from error
+    return parse(files.read(path, bytes_max=FILE_BYTES_MAX), file=str(path))
 
 
 def parse(content: str, *, file: str) -> Experiment:
     """What the TOML says. Raises ConfigError; where several values can't be meant, it names all."""
-    try:
-        raw = tomllib.loads(content)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    raw = text.table(content, file=file)
     experiment = text.convert(raw, Experiment, file=file, forms=_FORMS)
-    if found := list(_problems(experiment)):
-        raise ConfigError("\n".join(f"{file}: {each}" for each in found))
+    text.refuse(_problems(experiment), file=file)
     return experiment
 
 

@@ -1,6 +1,5 @@
 """What does headrace.toml say? The whole of it as a Config, or an error in the file's own words."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ def load(path: Path | None) -> Config:
     if path is None:
         return Config()
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    return parse(raw, file=str(path))
+    return parse(text.table(content, file=str(path)), file=str(path))
 
 
 def parse(raw: dict[str, Any], *, file: str) -> Config:

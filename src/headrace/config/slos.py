@@ -8,7 +8,6 @@ from typing import Any
 
 from headrace.config import files, text
 from headrace.core import money
-from headrace.core.errors import ConfigError
 from headrace.core.slo import Metric, Objective, Slo
 
 FOLDER = "slos"
@@ -32,15 +31,11 @@ def load(path: Path) -> Slo:
 
 def parse(content: str, *, file: str) -> Slo:
     """What the TOML says. Raises ConfigError; where several values can't be meant, it names all."""
-    try:
-        raw = tomllib.loads(content)
-        if isinstance(cost := raw.get("cost"), dict):
-            _keep_digits(cost, content)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    raw = text.table(content, file=file)
+    if isinstance(cost := raw.get("cost"), dict):
+        _keep_digits(cost, content)
     slo = text.convert(raw, Slo, file=file, forms=_FORMS)
-    if found := list(_problems(slo)):
-        raise ConfigError("\n".join(f"{file}: {each}" for each in found))
+    text.refuse(_problems(slo), file=file)
     return slo
 
 

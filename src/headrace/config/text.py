@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,20 @@ _KINDS = {
 }
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _PATTERN = re.compile(r" matching regex .*", re.DOTALL)
+
+
+def table(content: str, *, file: str) -> dict[str, Any]:
+    """The TOML parsed. Raises ConfigError for what is none."""
+    try:
+        return tomllib.loads(content)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+
+
+def refuse(problems: Iterable[str], *, file: str) -> None:
+    """Raises ConfigError with all of them, where there are any."""
+    if found := [f"{file}: {each}" for each in problems]:
+        raise ConfigError("\n".join(found))
 
 
 def convert(raw: dict[str, Any], kind: type[T], *, file: str, forms: Mapping[str, str] | None = None) -> T:

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,13 +76,9 @@ def of_trace(path: Path) -> Workload:
 
 def parse(content: str, *, file: str) -> Workload:
     """The workload that the TOML says. Raises ConfigError; where several things are wrong with the values, it names all."""
-    try:
-        raw = tomllib.loads(content)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    raw = text.table(content, file=file)
     workload = text.convert(raw, Workload, file=file, forms=_FORMS)
-    if found := problems(workload):
-        raise ConfigError("\n".join(f"{file}: {each}" for each in found))
+    text.refuse(problems(workload), file=file)
     return workload
 
 

@@ -2,17 +2,16 @@
 
 import base64
 import hashlib
-import os
-import secrets
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from headrace.core.errors import ConfigError
+from headrace.stores import secret_file
 
 NAME = "card.key"
 ALGORITHM = "Ed25519"
+_BYTES = 32
 
 
 class CardKey:
@@ -27,16 +26,9 @@ class CardKey:
 
 
 def load(data: Path) -> CardKey:
-    """That of the data directory. Raises ConfigError for a file that holds none."""
-    path = data / NAME
-    try:
-        secret = path.read_bytes()
-    except FileNotFoundError:
-        secret = _made(path)
-    try:
-        return CardKey(Ed25519PrivateKey.from_private_bytes(secret))
-    except ValueError as error:
-        raise ConfigError(f"{path}: not a key of {ALGORITHM}; move it away, and a new one is made") from error
+    """That of the data directory. Raises ConfigError for a file that others can read, or that holds none."""
+    secret = secret_file.held(data / NAME, bytes_n=_BYTES, make=_made)
+    return CardKey(Ed25519PrivateKey.from_private_bytes(secret))
 
 
 def is_signed(content: bytes, *, public: str, signature: str) -> bool:
@@ -54,21 +46,8 @@ def fingerprint(public: str) -> str:
     return hashlib.sha256(public.encode()).hexdigest()[:16]
 
 
-def _made(path: Path) -> bytes:
-    """Of several that make one at the same time the first wins, and all sign with that."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(Ed25519PrivateKey.generate().private_bytes_raw())
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()
-    return path.read_bytes()
+def _made() -> bytes:
+    return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
 def _text(content: bytes) -> str:
