@@ -39,6 +39,16 @@ def test_azures_columns_are_dates_and_lengths(tmp_path: Path) -> None:
     assert [(each.input_tokens, each.output_tokens) for each in found] == [(374, 44), (396, 109), (879, 55)]
 
 
+def test_a_date_may_name_its_zone_and_a_table_may_begin_with_a_mark(tmp_path: Path) -> None:
+    """Azure's table of 2024 has zones; spreadsheets write a byte order mark."""
+    text = """\ufeffTIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+2024-05-10T02:00:02+02:00,76,15
+"""
+    assert [each.at_s for each in read(tmp_path, text)] == pytest.approx([0.0, 0.99007, 1.99007])
+
+
 def test_mooncakes_lines_are_milliseconds_and_blocks(tmp_path: Path) -> None:
     found = read(tmp_path, MOONCAKE, "trace.jsonl")
     assert [each.at_s for each in found] == pytest.approx([0.0, 3.053])
@@ -74,6 +84,12 @@ def test_own_columns_may_be_empty_in_some_lines(tmp_path: Path) -> None:
         ('{"timestamp": 0, "hash_ids": ["a"]}\n', "t.jsonl", "line 1: `hash_ids`"),
         ('{"timestamp": [0]}\n', "t.jsonl", r"line 1: `timestamp`: \[0\] is no time"),
         ("arrival_s\nnan\n", "t.csv", "line 2: `arrival_s`: 'nan' is no time"),
+        ("arrival_s\n0\n1e300\n", "t.csv", "line 3: it came 1e\\+300 s after the first"),
+        ("arrival_s,cancel_after_ms\n0,nan\n", "t.csv", "line 2: `cancel_after_ms`: nobody waits for nan ms"),
+        ("arrival_s,cancel_after_ms\n0,-1\n", "t.csv", "line 2: `cancel_after_ms`: nobody waits"),
+        ("arrival_s,cancel_after_ms\n0,inf\n", "t.csv", "line 2: `cancel_after_ms`: nobody waits"),
+        ('{"timestamp": 0, "input_length": 2.5}\n', "t.jsonl", "line 1: `input_length`: 2.5 is no number"),
+        ('{"timestamp": 0, "input_length": true}\n', "t.jsonl", "line 1: `input_length`: True is no number"),
     ],
 )
 def test_what_is_wrong_is_told_by_its_line_and_column(

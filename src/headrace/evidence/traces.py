@@ -14,7 +14,7 @@ Only the time is required; others may be missing, or empty in some lines.
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -25,6 +25,7 @@ from headrace.core.usage import TOKENS_MAX
 from headrace.core.workload import Arrived
 
 SUFFIXES = (".csv", ".jsonl")
+SPAN_MAX_S = 1e9
 
 T = TypeVar("T")
 
@@ -44,6 +45,10 @@ def read(path: Path) -> Iterator[Arrived]:
         if last_s is not None and at_s < last_s:
             raise ConfigError(f"{path}: line {line}: it came before the line above it; sort them by time")
         first_s, last_s = at_s if first_s is None else first_s, at_s
+        if at_s - first_s > SPAN_MAX_S:
+            raise ConfigError(
+                f"{path}: line {line}: it came {at_s - first_s:g} s after the first; no trace is that long"
+            )
         yield arrived._replace(at_s=at_s - first_s)
     if first_s is None:
         raise ConfigError(f"{path}: no requests in it")
@@ -95,7 +100,7 @@ def write(file: TextIO, trace: Iterable[Arrived]) -> None:
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             if path.suffix == ".jsonl":
                 yield from _json_rows(path, lines)
             else:
@@ -131,8 +136,9 @@ def _time(row: _Row) -> float:
 
 
 def _date(said: str) -> float:
-    # Seven digits of a second are more than a datetime takes.
-    return datetime.fromisoformat(f"{said[:26]}+00:00" if len(said) > 19 else f"{said}+00:00").timestamp()
+    """A date and a time, in UTC where no zone is named."""
+    at = datetime.fromisoformat(said)
+    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
 
 
 _TIMES: dict[str, Callable[[Any], float]] = {
@@ -145,7 +151,6 @@ _TIMES: dict[str, Callable[[Any], float]] = {
 
 
 def _arrived(row: _Row, at_s: float) -> Arrived:
-    cancel_ms = _column(row, ("cancel_after_ms",), float)
     return Arrived(
         at_s,
         _column(row, ("input_tokens", "ContextTokens", "Request tokens", "input_length"), _tokens),
@@ -154,7 +159,7 @@ def _arrived(row: _Row, at_s: float) -> Arrived:
         _column(row, ("conversation", "Session ID"), str) or "",
         _column(row, ("is_streamed",), _truth),
         _column(row, ("cached_tokens",), _tokens),
-        None if cancel_ms is None else cancel_ms / 1000.0,
+        _column(row, ("cancel_after_ms",), _wait_s),
     )
 
 
@@ -168,8 +173,17 @@ def _column(row: _Row, headings: tuple[str, ...], read_as: Callable[[Any], T]) -
     return None
 
 
+def _wait_s(said: Any) -> float:
+    wait_s = float(said) / 1000.0
+    if not 0.0 <= wait_s <= SPAN_MAX_S:
+        raise ValueError(f"nobody waits for {said} ms")
+    return wait_s
+
+
 def _tokens(said: Any) -> int:
     tokens = int(said)
+    if not isinstance(said, str) and (isinstance(said, bool) or tokens != said):
+        raise ValueError(f"{said!r} is no number of tokens")
     if not 0 <= tokens <= TOKENS_MAX:
         raise ValueError(f"{tokens} tokens can't be true")
     return tokens
