@@ -102,6 +102,15 @@ def test_one_level_without_growth_may_be_a_bad_moment_and_two_in_a_row_are_the_e
     assert saturation.is_saturated([flat(1, 10), flat(2, 10), flat(4, 10)])
 
 
+def test_what_a_service_does_that_thrashes_is_what_it_did_before() -> None:
+    """More callers bring fewer results: that is neither its plateau nor a level that still grew."""
+    thrashing = [flat(1, 10), flat(2, 20), flat(4, 40), flat(8, 30), flat(16, 28)]
+    bound, callers, per_s = saturation.knee(thrashing)
+    assert (bound, callers, per_s.estimate) == (Bound.THROUGHPUT, 4, 40)
+    assert saturation.estimate(thrashing) == 4
+    assert saturation.next_callers(thrashing, callers_max=64) is None
+
+
 def test_a_level_that_fails_or_is_too_slow_is_past_the_end_and_no_capacity() -> None:
     failing = [flat(1, 10), flat(2, 20), flat(4, 60, failed_share=0.3)]
     assert saturation.knee(failing)[:2] == (Bound.FAILURES, 2)

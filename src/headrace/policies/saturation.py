@@ -102,9 +102,9 @@ def knee(points: Sequence[Point]) -> Knee:
     ordered = sorted(points, key=_callers)
     fine = [point for point in ordered if not point.is_past] or ordered[:1]
     best = max(fine, key=_most)
-    enough = next(point for point in fine if point.most >= best.most * (1 - TOLERANCE))
-    plateau = [point.per_s for point in fine if point.callers >= enough.callers]
-    return Knee(bound(points), enough.callers, together(plateau))
+    # A service that thrashes does less with more callers: those levels aren't what it can do.
+    plateau = [point for point in fine if point.most >= best.most * (1 - TOLERANCE)]
+    return Knee(bound(points), plateau[0].callers, together([point.per_s for point in plateau]))
 
 
 def together(found: Sequence[Interval]) -> Interval:
@@ -135,7 +135,8 @@ def estimate(points: Sequence[Point]) -> int:
     if not ordered:
         return 1
     most = max(point.most for point in ordered)
-    growing = [point for point in ordered if 0 < point.most < most * (1 - TOLERANCE)]
+    enough = next(index for index, point in enumerate(ordered) if point.most >= most * (1 - TOLERANCE))
+    growing = [point for point in ordered[:enough] if point.most > 0]
     if not growing:
         return ordered[0].callers
     last = growing[-1]
