@@ -193,6 +193,14 @@ def test_a_share_is_written_in_percent() -> None:
     assert (numbers.share(0.125), numbers.share(None), numbers.share(1)) == ("12.5 %", "-", "100 %")
 
 
+@pytest.mark.parametrize("missing", [0.009, 0.005, 0.001, 0.0005, 0.00004, 1e-7])
+def test_what_is_not_all_of_it_does_not_read_as_all(missing: float) -> None:
+    """A promise of 99.95 % isn't one of 100 %."""
+    written = numbers.share(1 - missing)
+    assert written != "100 %"
+    assert 1 - float(written.removesuffix(" %")) / 100 == pytest.approx(missing, rel=0.06)
+
+
 def test_markdown_says_what_the_page_says() -> None:
     text = tables.markdown(
         [

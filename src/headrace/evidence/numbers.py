@@ -1,9 +1,11 @@
 """How is a figure written for people? With its unit, and with no more digits than it bears; None is "-"."""
 
+import math
 from collections.abc import Callable
 
 Writer = Callable[[float | None], str]
 
+_SHARE_DIGITS_MAX = 9
 _SCALES_S = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -16,7 +18,11 @@ def seconds(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Of one, in percent: "12.5 %"."""
+    """Of one, in percent: "12.5 %". What isn't all of it doesn't read as all: "99.95 %"."""
+    if value is not None and 0.99 < value < 1.0:
+        # As many digits as what is missing needs.
+        digits = min(_SHARE_DIGITS_MAX, -math.floor(math.log10((1.0 - value) * 100.0)) + 1)
+        return f"{f'{value * 100:.{digits}f}'.rstrip('0').rstrip('.')} %"
     return "-" if value is None else f"{number(value * 100)} %"
 
 

@@ -101,9 +101,11 @@ def of_answers(
 
 def of_everyone(records: Sequence[LoadRecord], measure: Measure, *, alpha: float) -> Distribution:
     """Of every request that was intended but those that were cancelled as planned, from the intended send; without a whole answer
-    in time it never ends."""
+    in time it never ends. Only a stream has a first token to wait for, whether or not one came."""
     values = []
     for record in records:
+        if measure is Measure.TTFT and not record.is_streamed:
+            continue
         if record.outcome is Outcome.OK:
             value = taken_s(record, measure, Since.INTENDED)
             values += [value] if value is not None else []
