@@ -29,6 +29,9 @@ share = 0.99
 """
 
 
+IN_TIME = Lateness()
+
+
 @pytest.fixture
 def promised(tmp_path: Path) -> Path:
     path = tmp_path / "demo.toml"
@@ -36,15 +39,25 @@ def promised(tmp_path: Path) -> Path:
     return path
 
 
-def run_of(path: Path, good: int, slow: int = 0, refused: int = 0, *, model: str = "demo") -> str:
+def run_of(
+    path: Path,
+    good: int,
+    slow: int = 0,
+    refused: int = 0,
+    *,
+    model: str = "demo",
+    late: Lateness = IN_TIME,
+) -> str:
     """A load test whose requests fared like that."""
-    records = [
-        *(LoadRecord(n, 1.0, 1.0, 1.1, 1.2, 1.2, Outcome.OK, status=200) for n in range(good)),
-        *(LoadRecord(n, 1.0, 1.0, 1.5, 1.6, 1.6, Outcome.OK, status=200) for n in range(slow)),
-        *(LoadRecord(n, 1.0, 1.0, None, None, 1.1, Outcome.REFUSED, status=503) for n in range(refused)),
-    ]
+    kinds = (
+        (good, LoadRecord(0, 1.0, 1.0, 1.1, 1.2, 1.2, Outcome.OK, status=200)),
+        (slow, LoadRecord(0, 1.0, 1.0, 1.5, 1.6, 1.6, Outcome.OK, status=200)),
+        (refused, LoadRecord(0, 1.0, 1.0, None, None, 1.1, Outcome.REFUSED, status=503)),
+    )
+    alike = [record for count, record in kinds for _ in range(count)]
+    records = [msgspec.structs.replace(record, number=number) for number, record in enumerate(alike)]
     run = LoadRun(
-        "w", "sha256:0", 1, "http://x", model, 0.0, 10.0, Window(0.0, 10.0), records, Lateness(), [], is_closed=False
+        "w", "sha256:0", 1, "http://x", model, 0.0, 10.0, Window(0.0, 10.0), records, late, [], is_closed=False
     )  # fmt: skip
     path.write_bytes(msgspec.json.encode(run))
     return str(path)
@@ -96,6 +109,40 @@ def test_a_load_test_of_another_model_proves_nothing(
     (tmp_path / "run.json").write_text("{}")
     assert check(promised, str(tmp_path / "run.json")) == 2
     assert "not a load test's records" in capsys.readouterr().err
+
+
+def test_a_generator_that_was_late_neither_proves_nor_refutes(
+    promised: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times begin when a request was due: what a busy generator adds would be put down to the service."""
+    late = Lateness(0.1, 0.3, 0.4)
+    for fared in ((1000,), (900, 100)):
+        assert check(promised, run_of(tmp_path / "run.json", *fared, late=late)) == 4
+        out = capsys.readouterr().out
+        assert "The run says nothing of the service: one request in a hundred was sent 0.300 s late" in out
+        assert "but by a generator that didn't keep up" in out
+
+
+def test_a_file_that_cannot_be_read_or_written_is_no_broken_promise(
+    promised: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 says that a promise is refuted."""
+    assert check(promised, str(tmp_path / "none.json")) == 2
+    assert "none.json cannot be read: No such file" in capsys.readouterr().err
+    run = run_of(tmp_path / "run.json", good=1000)
+    assert check(promised, run, "--html", str(tmp_path / "none" / "page.html")) == 2
+    assert "page.html cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_no_request_is_counted_twice(
+    promised: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(run_of(tmp_path / "run.json", good=30))
+    said = json.loads(run.read_text())
+    said["records"] *= 40
+    run.write_text(json.dumps(said))
+    assert check(promised, str(run)) == 2
+    assert "a request is there twice" in capsys.readouterr().err
 
 
 def test_less_load_than_promised_proves_nothing(
@@ -164,6 +211,15 @@ def test_prometheus_accepts_the_rules_of_the_examples(
     assert main(["slo", "alerts", str(Path(__file__).parents[2] / "slos")]) == 0
     (tmp_path / "alerts.yml").write_text(capsys.readouterr().out)
     assert "SUCCESS" in promtool("check", "rules", "alerts.yml", cwd=tmp_path)
+
+
+def test_two_files_of_one_deployment_make_no_alerts(
+    promised: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prometheus would take none of the rules, of no deployment."""
+    (tmp_path / "other.toml").write_text(FILE)
+    assert main(["slo", "alerts", str(tmp_path)]) == 2
+    assert "are both of `demo`" in capsys.readouterr().err
 
 
 def series(delivered: str, failed: str, *, late: str = "0x2000") -> dict[str, str]:

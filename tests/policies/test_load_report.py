@@ -67,6 +67,19 @@ def test_who_got_no_answer_waits_for_ever_in_the_second_column_and_only_there() 
     assert report.of(Measure.TOTAL).endless == 0
 
 
+def test_only_a_stream_waits_for_a_first_token_for_ever() -> None:
+    """Half of the requests are streams, and one in ten fails of either half."""
+    records = [
+        record(n, is_streamed=n % 2 == 0)
+        if n % 10 > 1
+        else unsuccessful(n, Outcome.FAILED, is_streamed=n % 2 == 0)
+        for n in range(200)
+    ]
+    first, total = summarise(run_of(records)).everyone
+    assert (first.measure, first.samples, first.endless) == (Measure.TTFT, 100, 20)
+    assert (total.measure, total.samples, total.endless) == (Measure.TOTAL, 200, 40)
+
+
 def test_a_late_send_is_in_the_time_from_the_intended_one_and_not_in_that_from_the_actual_one() -> None:
     late = [record(n, took_s=1.0, sent_s=n + 0.5) for n in range(100)]
     report = summarise(run_of(late))
@@ -132,14 +145,16 @@ def test_strata_hold_what_belongs_together() -> None:
         record(1, is_cold=False, prefix_group=1, cached_tokens=64, turn=2, planned_output_tokens=5000),
         record(2, cached_tokens=None, is_streamed=False, input_tokens=40000, planned_output_tokens=40),
         unsuccessful(3, Outcome.REFUSED, planned_input_tokens=600),
+        unsuccessful(4, Outcome.UNSENT, sent_s=None, prefix_group=1, planned_input_tokens=600),
     ]
     strata = {(each.by, each.name): each.intended for each in summarise(run_of(records)).strata}
     assert strata == {
         ("prefix", "first of its prefix"): 1, ("prefix", "prefix asked before"): 1, ("prefix", "none shared"): 2,
-        ("cache", "hit"): 1, ("cache", "miss"): 1, ("cache", "not said"): 2,
-        ("turn", "first"): 3, ("turn", "later"): 1, ("answer", "streamed"): 3, ("answer", "whole"): 1,
-        ("input", "under 128 tokens"): 2, ("input", "32768 tokens and more"): 1, ("input", "512 to 2047 tokens"): 1,
-        ("output", "under 32 tokens"): 2, ("output", "2048 tokens and more"): 1, ("output", "32 to 127 tokens"): 1,
+        ("prefix", "never sent"): 1,
+        ("cache", "hit"): 1, ("cache", "miss"): 1, ("cache", "not said"): 3,
+        ("turn", "first"): 4, ("turn", "later"): 1, ("answer", "streamed"): 4, ("answer", "whole"): 1,
+        ("input", "under 128 tokens"): 2, ("input", "32768 tokens and more"): 1, ("input", "512 to 2047 tokens"): 2,
+        ("output", "under 32 tokens"): 3, ("output", "2048 tokens and more"): 1, ("output", "32 to 127 tokens"): 1,
     }  # fmt: skip
 
 

@@ -91,6 +91,7 @@ def test_only_what_was_due_in_the_window_counts() -> None:
         (LoadLimits(requests_per_s_max=1), run(*range(100)), Reach.THERE),
         (LoadLimits(requests_per_s_max=1), run(*range(30)), Reach.BELOW),
         (LoadLimits(requests_per_s_max=1), run(), Reach.BELOW),
+        (LoadLimits(requests_per_s_max=1), run(*range(9)), Reach.BELOW),
         (LoadLimits(requests_per_s_max=1), run(1, window_s=0), Reach.BELOW),
         (LoadLimits(requests_per_s_max=0.3), run(*range(100)), Reach.ABOVE),
         (LoadLimits(requests_per_s_max=9, concurrency_max=2), run(1, 2, concurrency=2), Reach.THERE),
@@ -105,6 +106,18 @@ def test_a_run_is_at_the_load_that_was_promised_or_it_is_not(
     limits: LoadLimits, loaded: LoadRun, reach: Reach
 ) -> None:
     assert slo_requests.reach(limits, loaded) is reach
+
+
+def test_what_is_excused_as_the_callers_is_no_load() -> None:
+    """A service that finds no model for nine in ten requests has shown what it does at a tenth of the rate."""
+    loaded = run(*range(100))
+    unknown = [
+        msgspec.structs.replace(each, outcome=Outcome.FAILED, status=404) if each.number % 10 else each
+        for each in loaded.records
+    ]
+    promised = LoadLimits(requests_per_s_max=1)
+    assert slo_requests.reach(promised, loaded) is Reach.THERE
+    assert slo_requests.reach(promised, msgspec.structs.replace(loaded, records=unknown)) is Reach.BELOW
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.load_records import LoadRun
 from headrace.core.slo import Slo
+from headrace.core.verdicts import Verdict
 from headrace.evidence import page, slo_report
+from headrace.policies import load_report, slo_alerts, slo_requests
 from headrace.policies import slo as promises
-from headrace.policies import slo_alerts, slo_requests
 from headrace.policies.quality_report import STATUS
 from headrace.policies.slo import Attainment
 from headrace.policies.slo_requests import Reach
@@ -182,17 +183,21 @@ def _check_load(arguments: argparse.Namespace, slo: Slo) -> int:
         )
     found = promises.attainment(slo, slo_requests.of_run(run))
     reached = slo_requests.reach(slo.load, run)
-    verdict = slo_requests.at_reach(found.verdict, reached)
+    faults = list(load_report.generator_faults(run))
+    verdict = Verdict.ERROR if faults else slo_requests.at_reach(found.verdict, reached)
     odds = _at_odds(slo, arguments)
-    notes = [*_REACHED[reached], *(f"At odds with the deployment: {each}." for each in odds)]
+    notes = [
+        *(f"The run says nothing of the service: {each}." for each in faults),
+        *_REACHED[reached],
+        *(f"At odds with the deployment: {each}." for each in odds),
+    ]
     shown = slo_report.section(found, heading=f"{slo.deployment}: {Path(arguments.load).name}", prose=notes)
     shown = shown._replace(verdict=verdict)
     if verdict is not found.verdict:
-        shown = shown._replace(
-            says=f"{slo_report.WORDS[found.verdict]}, but not at the load that was promised"
-        )
+        but = "by a generator that didn't keep up" if faults else "not at the load that was promised"
+        shown = shown._replace(says=f"{slo_report.WORDS[found.verdict]}, but {but}")
     _tell(arguments, slo, shown, facts={
-        **slo_report.facts(slo, found), "verdict": verdict.value, "load": reached.value, "contradictions": odds,
+        **slo_report.facts(slo, found), "verdict": verdict.value, "load": reached.value, "generator_faults": faults, "contradictions": odds,
     })  # fmt: skip
     return STATUS[verdict]
 
@@ -209,9 +214,7 @@ _REACHED: dict[Reach, Sequence[str]] = {
 def _tell(arguments: argparse.Namespace, slo: Slo, shown: page.Section, *, facts: dict[str, Any]) -> None:
     if arguments.html:
         title = f"Is kept what is promised of {slo.deployment}?"
-        Path(arguments.html).write_text(
-            page.page(title, [shown], lead=tuple(slo_report.promised(slo))), encoding="utf-8"
-        )
+        _write(Path(arguments.html), page.page(title, [shown], lead=tuple(slo_report.promised(slo))))
     if arguments.json:
         common.print_json(facts)
         return
@@ -221,6 +224,13 @@ def _tell(arguments: argparse.Namespace, slo: Slo, shown: page.Section, *, facts
 def _alerts(arguments: argparse.Namespace) -> None:
     files = slos.find(arguments.files)
     found = [slos.load(path) for path in files]
+    by_deployment: dict[str, Path] = {}
+    for path, slo in zip(files, found, strict=True):
+        if (other := by_deployment.setdefault(slo.deployment, path)) is not path:
+            # Prometheus takes none of the rules of a file that names one group twice.
+            raise ConfigError(
+                f"{other} and {path} are both of `{slo.deployment}`; a deployment has one SLO file"
+            )
     text = slo_alerts.as_yaml(
         [slo_alerts.groups(slo, seconds=SECONDS, token_seconds=TOKEN_SECONDS) for slo in found],
         heading=(
@@ -229,16 +239,29 @@ def _alerts(arguments: argparse.Namespace) -> None:
         ),
     )
     if arguments.out:
-        Path(arguments.out).write_text(text, encoding="utf-8")
+        _write(Path(arguments.out), text)
     else:
         print(text, end="")
 
 
 def _read(path: Path) -> LoadRun:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LoadRun)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        run = msgspec.json.decode(path.read_bytes(), type=LoadRun)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a load test's records ({error})") from error
+    if len({record.number for record in run.records}) < len(run.records):
+        raise ConfigError(f"{path}: not a load test's records (a request is there twice)")
+    return run
+
+
+def _write(path: Path, text: str) -> None:
+    """A file that can't be written is no promise that was broken, which exit status 1 says."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _at_odds(slo: Slo, arguments: argparse.Namespace) -> list[str]:

@@ -255,6 +255,8 @@ def _strata(records: Sequence[LoadRecord], *, alpha: float) -> Iterator[Stratum]
 def _prefix(record: LoadRecord) -> tuple[int, str]:
     if record.prefix_group is None:
         return 2, "none shared"
+    if record.sent_s is None:
+        return 3, "never sent"
     return (0, "first of its prefix") if record.is_cold else (1, "prefix asked before")
 
 
@@ -300,25 +302,30 @@ _BY: dict[str, Callable[[LoadRecord], tuple[int, str]]] = {
 }
 
 
-def _generator(run: LoadRun, records: Sequence[LoadRecord], limits: Limits) -> Generator:
-    unsent = sum(record.outcome is Outcome.UNSENT for record in records)
-    lost = [process for process in run.processes if process.lost]
-    void = []
+def generator_faults(run: LoadRun, *, limits: Limits = LIMITS) -> Iterator[str]:
+    """What the generator did to the run, whatever the service did: none where it kept up."""
     if run.lateness.p99_s > limits.late_p99_s:
-        void.append(
+        yield (
             f"one request in a hundred was sent {run.lateness.p99_s:.3f} s late or later, of which {limits.late_p99_s:g} s"
             " are allowed: use more processes, or another machine"
         )
     if run.cpu_share > limits.cpu_share:
-        void.append(
+        yield (
             f"a process of the generator used {run.cpu_share:.0%} of its core, of which {limits.cpu_share:.0%} are allowed:"
             " use more processes"
         )
+    for process in run.processes:
+        if process.lost:
+            yield f"process {process.number} of the generator was lost: {process.lost}"
+
+
+def _generator(run: LoadRun, records: Sequence[LoadRecord], limits: Limits) -> Generator:
+    unsent = sum(record.outcome is Outcome.UNSENT for record in records)
+    void = list(generator_faults(run, limits=limits))
     if unsent > limits.unsent_share * len(records):
         void.append(
             f"{unsent} of {len(records)} requests were due and not sent, of which {limits.unsent_share:.0%} are allowed"
         )
-    void += [f"process {process.number} of the generator was lost: {process.lost}" for process in lost]
     if not records:
         void.append("no request was due in the window")
     return Generator(run.lateness, run.cpu_share, len(run.processes), unsent, limits, tuple(void))

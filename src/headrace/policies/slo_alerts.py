@@ -72,9 +72,9 @@ def burn_rate(alarm: Alarm, slo: Slo) -> float:
 
 
 def miss_share(alarm: Alarm, promise: Promise, slo: Slo) -> float:
-    """Share of misses above which it is raised. Half of all requests is always enough: of a promise to 90 of 100, 14 times the
-    allowed misses would be more requests than there are, and an outage would wake nobody."""
-    return min(0.5, burn_rate(alarm, slo) * promise.miss_share_max)
+    """Share of misses above which it is raised. Half way from what is allowed to all of them is always enough: of a promise to 90
+    of 100, 14 times the allowed misses would be more requests than there are, and an outage would wake nobody."""
+    return min((1.0 + promise.miss_share_max) / 2, burn_rate(alarm, slo) * promise.miss_share_max)
 
 
 def groups(slo: Slo, *, seconds: Sequence[float], token_seconds: Sequence[float]) -> Group:
@@ -86,6 +86,10 @@ def groups(slo: Slo, *, seconds: Sequence[float], token_seconds: Sequence[float]
     rules: list[Rule] = []
     notes: list[str] = []
     alarms = [alarm for alarm in ALARMS if alarm.long_s <= slo.window_s]
+    if not alarms:
+        notes.append(
+            f"{slo.deployment} has no alerts: its error budget is of less than {span(ALARMS[0].long_s)}"
+        )
     windows = sorted({window for alarm in alarms for window in (alarm.long_s, alarm.short_s)})
     for window_s in windows:
         rules += _ended(slo, span(window_s))
@@ -222,7 +226,8 @@ def span(seconds: int) -> str:
 
 def as_yaml(found: Sequence[Group], *, heading: Sequence[str] = ()) -> str:
     """A file of rules. Text stands between single quotes, so that nothing in it means anything to YAML."""
-    lines = [*(f"# {line}" for line in heading), "groups:"]
+    # A name of a file may have a line break in it.
+    lines = [*(f"# {' '.join(line.split())}" for line in heading), "groups:"]
     for group in found:
         lines += [f"  # {note}." for note in group.notes]
         lines += [f"  - name: {_quoted(group.name)}", "    rules:"]

@@ -68,19 +68,20 @@ class Reach(StrEnum):
 def reach(limits: LoadLimits, run: LoadRun) -> Reach:
     """Whether a run asked for what is promised: a promise kept at less isn't proven, and one missed at more isn't broken.
 
-    A rate is compared with three standard deviations of a Poisson process' count, and at least 5 %, to spare. As many callers
-    at once as are promised are the promised load too, whatever rate they come to.
+    A rate is compared with three standard deviations of the promised rate's Poisson count, and at least 5 %, to spare. As many callers
+    at once as are promised are the promised load too, whatever rate they come to. What is excused as its caller's is no load.
     """
     most_per_s, most_at_once = limits.requests_per_s_max, limits.concurrency_max
     if most_per_s is None and most_at_once is None:
         return Reach.THERE
-    due = [record for record in run.records if run.window.holds(record)]
+    due = [record for record in run.records if run.window.holds(record) and not _is_callers(record)]
     window_s = run.window.to_s - run.window.from_s
     at_once = sum(record.ended_s - record.due_s for record in due) / window_s if window_s > 0 else 0.0
     is_full = most_at_once is not None and (run.concurrency or at_once) >= _NEARLY * most_at_once
     if most_per_s is not None:
         rate_per_s = len(due) / window_s if window_s > 0 else 0.0
-        spare = max(1 - _NEARLY, 3 / math.sqrt(len(due))) if due else 0.0
+        expected = most_per_s * window_s
+        spare = max(1 - _NEARLY, 3 / math.sqrt(expected)) if expected > 0 else 0.0
         if rate_per_s > most_per_s * (1 + spare):
             return Reach.ABOVE
         return Reach.THERE if is_full or rate_per_s >= most_per_s * (1 - spare) else Reach.BELOW
