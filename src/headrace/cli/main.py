@@ -32,6 +32,7 @@ COMMANDS = {
     "evaluate": ("eval",),
     "workload": ("workload",),
     "replay": ("replay",),
+    "measure": ("measure",),
     "slo": ("slo",),
     "capacity": ("capacity",),
     "simulate": ("simulate",),

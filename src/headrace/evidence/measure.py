@@ -214,13 +214,18 @@ class Measurement:
         alike = after or [level for level in self._levels if level.shape == shape.name] or self._levels
         known = [level for level in alike if level.total.p50.estimate]
         if not known:
-            return max(1.0, self._terms.level_s / 5), self._terms.level_s
+            return self._warmup_s, self._terms.level_s
         last = known[-1]
         took_s = (last.total.p50.estimate or 0.0) * max(
             1.0, callers / max(last.concurrency, last.in_flight, 1.0)
         )
         window_s = min(max(self._terms.level_s, _WINDOW_REQUESTS * took_s), self._terms.level_max_s)
-        return min(max(1.0, _WARMUP_REQUESTS * took_s), self._terms.level_max_s), window_s
+        return min(max(self._warmup_s, _WARMUP_REQUESTS * took_s), self._terms.level_max_s), window_s
+
+    @property
+    def _warmup_s(self) -> float:
+        """At least."""
+        return self._terms.level_s / 5
 
     @property
     def _is_over(self) -> bool:
