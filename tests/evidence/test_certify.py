@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 import json
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,29 +15,35 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.config import deployments
+from headrace.config.deployments import DeploymentFile
 from headrace.core.clock import SystemClock
+from headrace.core.deployment_terms import SloTerms
 from headrace.core.verdicts import Verdict
-from headrace.evidence import certified, service_card, service_card_text
+from headrace.engines import fetch
+from headrace.evidence import certified, certify, certify_subject, requests, service_card, service_card_text
 from headrace.evidence.certify import QUICK, Size, Terms
+from headrace.evidence.certify_caller import Address, Caller
 from headrace.evidence.certify_steps import STEPS
-from headrace.evidence.certify_subject import as_toml
-from headrace.evidence.drill_instance import HEADRACE
+from headrace.evidence.certify_subject import Subject, as_toml
 from headrace.evidence.service_card import ServiceCard
 from headrace.policies import certification
-from headrace.policies.certification import Bounds
+from headrace.policies.certification import Bounds, StepReport
 from headrace.policies.quality import SetKind
 from headrace.stores import card_key
 from tests.evidence import rig
 from tests.support.defective_headrace import DEFECTS, VARIABLE
-from tests.support.scripted import scripted_engine
+from tests.support.scripted import ScriptedEngine, scripted_engine
 
 DEFECTIVE = (sys.executable, "-m", "tests.support.defective_headrace")
-AT_ONCE = 4
+RATE_PER_S = 20.0
 # A machine that does other things too is slow; what a defect does is slower still, or another thing altogether.
 PATIENT = Bounds(
-    ttft_s=20.0, tpot_s=5.0, cancel_s=2.0, refusal_s=20.0, goodput_share=0.2, revoked_s=20.0,
+    ttft_s=20.0, tpot_s=5.0, cancel_s=1.5, refusal_s=20.0, goodput_share=0.2, revoked_s=20.0,
     unanswered_s=30.0, recovery_s=90.0, quality_floor=0.8, memory_bytes_per_request=16_384.0, leak_p=0.01,
 )  # fmt: skip
+CLOCK = SystemClock()
+Made = tuple[ServiceCard, dict[str, StepReport]]
+GOOD = dataclasses.replace(QUICK, load_s=3.0, trials=2, samples=110)
 TINY = Size(trials=1, pairs=6, samples=60, load_s=3.0, blocks=8, block_requests=12, is_short=True)
 ARGS: dict[str, Any] = {
     "slots": 4,
@@ -57,131 +65,195 @@ class Planted:
     """A defect, and the step that must find it.
 
     Attributes:
-        args: Of the engine.
-        program: The defect of the service's own code, by its name in defective_headrace.
         says: Part of the reason.
+        program: The defect of the service's own code, by its name in defective_headrace.
+        faults: Of the engine.
+        rollout: Of the deployment file.
+        is_wrong: The cases are asked of a model that has one answer to everything.
     """
 
     step: str
     says: str
-    args: dict[str, Any] = field(default_factory=dict)
-    sections: dict[str, Any] = field(default_factory=dict)
     program: str = ""
+    faults: str = ""
+    rollout: dict[str, Any] = field(default_factory=dict)
+    is_wrong: bool = False
     bounds: Bounds = PATIENT
-    rate_per_s: float = 20.0
-    replicas: int = 1
 
 
+# In this order: the books are compared before anything else has gone wrong, and what is spoilt comes last.
 PLANTED = {
-    "slow": Planted(
-        "normal-load",
-        "ttft 1500 ms, kept for: 0",
-        args={"ttft_ms": 4000, "slots": 100},
-        bounds=msgspec.structs.replace(PATIENT, ttft_s=1.5),
+    "double bill": Planted("reconciliation", "records of requests that nobody sent", program="double_bill"),
+    "leaks: a cache that tenants share": Planted(
+        "isolation", "part of another tenant's prompt that comes from a cache", program="shared_cache"
     ),
-    "failing": Planted("normal-load", "failures, kept for", args={"fault": "error:500@1/3"}),
-    "wrong answers": Planted("quality", "answered rightly", args={"answer": "Nobody knows."}),
-    "leaks: a cache that tenants share": Planted("isolation", "part of another tenant's prompt that comes from a cache", program="shared_cache"),
     "leaks: answers kept for another tenant": Planted(
         "isolation", "things of another tenant that were seen: ", program="shared_answers"
     ),
-    "no cancel": Planted("cancel", "answers that their engine went on with: 3", args={"fault": "deaf"}),
-    "no Retry-After": Planted("overload", "refused without Retry-After", program="no_retry_after"),
-    "double bill": Planted("reconciliation", "records of requests that nobody sent", program="double_bill"),
     "cold cache": Planted("cache", "part of a repeated prompt that comes from the cache: 0", program="cold_cache"),
     "memory growth": Planted("memory", "growth of the service's processes", program="memory_growth"),
+    "no Retry-After": Planted("overload", "refused without Retry-After", program="no_retry_after"),
+    "wrong answers": Planted("quality", "answered rightly", is_wrong=True),
+    "slow": Planted(
+        "normal-load", "ttft 300 ms, kept for: 0", faults="ttft:600",
+        bounds=msgspec.structs.replace(PATIENT, ttft_s=0.3),
+    ),
+    "failing": Planted("normal-load", "failures, kept for", faults="error:500@1/3"),
+    "no cancel": Planted(
+        "cancel", "answers that their engine went on with: 3", faults="deaf",
+        bounds=msgspec.structs.replace(PATIENT, cancel_s=1.0),
+    ),
     "no rollback": Planted(
-        "bad-release", "rolled back after: never", sections={"rollout": BLIND},
-        bounds=msgspec.structs.replace(PATIENT, recovery_s=25.0),
+        "bad-release", "rolled back after: never", rollout=BLIND,
+        bounds=msgspec.structs.replace(PATIENT, recovery_s=5.0),
     ),
 }  # fmt: skip
 
 
-def deployment(folder: Path, *, args: dict[str, Any], sections: dict[str, Any], replicas: int) -> Path:
-    """A file of a scripted service that answers the cases as it should."""
-    answers = rig.table(SetKind.ACCEPTANCE)
-    told = {**ARGS, "answers": answers, **args}
-    if "answer" in args:
-        del told["answers"]
-    file = folder / "chat.toml"
+def deployment(folder: Path, *, replicas: int = 1, **sections: Any) -> DeploymentFile:
+    """A scripted service that answers the cases as it should."""
+    file = folder / f"chat-{len(sections)}.toml"
     file.write_text(
         as_toml(
             {
                 "api": "v1",
                 "deployment": {"name": "chat", "engine": "scripted"},
-                "revision": {"args": told},
+                "revision": {"args": {**ARGS, "answers": rig.table(SetKind.ACCEPTANCE)}},
                 "scale": {"min": replicas, "max": replicas},
                 "budget": {"currency": "EUR", "replica_hour": "0.36"},
                 **sections,
             }
         )
     )
-    return file
+    return deployments.load(file)
 
 
-async def certify_planted(
-    planted: Planted, folder: Path, *, steps: tuple[str, ...], size: Size
-) -> ServiceCard:
-    path = deployment(folder, args=planted.args, sections=planted.sections, replicas=planted.replicas)
-    file = deployments.load(path)
-    slo = certification.default_slo("chat", file.spec.slo, planted.bounds)
-    data = folder / "data"
-    return await certified.of_file(
-        file,
-        [STEPS[name] for name in steps],
-        Terms(
-            slo=slo, bounds=planted.bounds, size=size, rate_per_s=planted.rate_per_s, data=data, actor="test"
-        ),
-        key=card_key.load(data),
-        clock=SystemClock(),
-        models=None,
-        repeat="a test",
-        environment={VARIABLE: planted.program, "PYTHONPATH": ":".join(filter(None, sys.path))},
-        program=DEFECTIVE if planted.program else HEADRACE,
+def terms(folder: Path, *, bounds: Bounds = PATIENT, size: Size) -> Terms:
+    return Terms(
+        slo=certification.default_slo("chat", SloTerms(), bounds),
+        workload=requests.load(requests.SMALL),
+        bounds=bounds,
+        size=size,
+        rate_per_s=RATE_PER_S,
+        data=folder / "data",
+        actor="test",
     )
 
 
+class Plants:
+    """Puts defects into a service that runs, one after the other."""
+
+    def __init__(self, folder: Path, switch: Path, subject: Subject, wrong: ScriptedEngine) -> None:
+        self._folder, self._switch, self._subject, self._wrong = folder, switch, subject, wrong
+
+    async def found(self, planted: Planted, *steps: str, size: Size = TINY) -> Sequence[StepReport]:
+        """These steps, or the one that is there for it, made while it is there."""
+        self._set(planted.program)
+        await self._fault(planted.faults)
+        subject = self._subject
+        if planted.rollout:
+            subject = dataclasses.replace(subject, file=deployment(self._folder, rollout=planted.rollout))
+        if planted.is_wrong:
+            subject = dataclasses.replace(subject, judge=self._elsewhere())
+        made = terms(self._folder, bounds=planted.bounds, size=size)
+        reports = await certify.run(
+            subject, [STEPS[name] for name in steps or (planted.step,)], made, known={}
+        )
+        self._set("")
+        await self._fault("")
+        return reports
+
+    def _set(self, name: str) -> None:
+        other = self._switch.with_suffix(".new")
+        other.write_text(name)
+        other.replace(self._switch)
+
+    async def _fault(self, script: str) -> None:
+        for folder in (self._subject.here.running.data / "run" / "replicas").iterdir():
+            port = json.loads((folder / "state.json").read_bytes())["port"]
+            said = await fetch.fetch(
+                "127.0.0.1", port, "POST", "/scripted/faults", body=script.encode(), timeout_s=30.0, body_bytes_max=4096
+            )  # fmt: skip
+            assert said.status == 200
+
+    def _elsewhere(self) -> Caller:
+        address = Address("127.0.0.1", self._wrong.port)
+        return Caller(address, model="scripted", key="", tenant="", clock=self._subject.clock, history=[])
+
+
+@asynccontextmanager
+async def service(folder: Path) -> AsyncIterator[Plants]:
+    """One that takes defects."""
+    switch = folder / "defect"
+    switch.touch()
+    environment = {VARIABLE: str(switch), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    with scripted_engine() as wrong:
+        async with certify_subject.deployed(
+            deployment(folder), clock=CLOCK, models=None, program=DEFECTIVE, environment=environment
+        ) as subject:
+            yield Plants(folder, switch, subject, wrong)
+
+
+async def certify_good(folder: Path) -> ServiceCard:
+    return await certified.of_file(
+        deployment(folder, replicas=2),
+        list(STEPS.values()),
+        terms(folder, size=GOOD),
+        key=card_key.load(folder / "data"),
+        clock=CLOCK,
+        models=None,
+        repeat="a test",
+    )
+
+
+async def find_all(folder: Path) -> dict[str, StepReport]:
+    async with service(folder) as plants:
+        return {name: (await plants.found(each))[0] for name, each in PLANTED.items()}
+
+
 @pytest.fixture(scope="module")
-def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServiceCard]:
-    """Every defect with the step that must find it; some at a time, as most of it is waiting."""
-    folders = [tmp_path_factory.mktemp("planted") for _ in PLANTED]
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The card of a good service, and what one that has all defects in turn is found to have; both at once, as most is waiting."""
 
-    async def all_of_them() -> list[ServiceCard]:
-        places = asyncio.Semaphore(AT_ONCE)
+    async def both() -> Made:
+        return await asyncio.gather(
+            certify_good(tmp_path_factory.mktemp("good")), find_all(tmp_path_factory.mktemp("planted"))
+        )
 
-        async def one(number: int, planted: Planted) -> ServiceCard:
-            async with places:
-                return await certify_planted(planted, folders[number], steps=(planted.step,), size=TINY)
+    return asyncio.run(both())
 
-        return await asyncio.gather(*(one(*each) for each in enumerate(PLANTED.values())))
 
-    return dict(zip(PLANTED, asyncio.run(all_of_them()), strict=True))
+@pytest.fixture(scope="module")
+def good(made: Made) -> ServiceCard:
+    return made[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PLANTED)
-def test_each_planted_defect_fails_the_step_that_is_there_for_it(
-    cards: dict[str, ServiceCard], name: str
-) -> None:
-    card, planted = cards[name], PLANTED[name]
-    (step,) = card.steps
+def test_each_planted_defect_fails_the_step_that_is_there_for_it(made: Made, name: str) -> None:
+    step, planted = made[1][name], PLANTED[name]
     assert (step.name, step.verdict) == (planted.step, Verdict.FAIL), msgspec.json.encode(step).decode()
     assert planted.says in step.detail
-    assert card.verdict is Verdict.FAIL
-    assert not card.may_be_offered
+    assert certification.overall([step]) is Verdict.FAIL
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_service_with_a_defect_is_not_certified(name: str, tmp_path: Path) -> None:
+    """The whole path, with the defect there from the first step to the last."""
+
+    async def certified_with() -> Sequence[StepReport]:
+        async with service(tmp_path) as plants:
+            return await plants.found(PLANTED[name], *STEPS, size=GOOD)
+
+    reports = asyncio.run(certified_with())
+    assert PLANTED[name].step in [each.name for each in reports if each.verdict is Verdict.FAIL]
 
 
 def test_every_defect_of_the_service_is_planted() -> None:
     assert {planted.program for planted in PLANTED.values() if planted.program} == set(DEFECTS)
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> ServiceCard:
-    planted = Planted("", "", replicas=2)
-    size = dataclasses.replace(QUICK, load_s=3.0, trials=2)
-    folder = tmp_path_factory.mktemp("good")
-    return asyncio.run(certify_planted(planted, folder, steps=tuple(STEPS), size=size))
 
 
 @pytest.mark.slow

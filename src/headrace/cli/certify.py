@@ -18,12 +18,12 @@ from headrace.core.deployment_terms import SloTerms
 from headrace.core.errors import ConfigError
 from headrace.core.slo import Slo
 from headrace.core.verdicts import Verdict
-from headrace.engines import tls
-from headrace.evidence import certified, certify, service_card, service_card_text, target
+from headrace.core.workload import Workload
+from headrace.evidence import certified, certify, requests, service_card, service_card_text
 from headrace.evidence.certify import Step, Terms
-from headrace.evidence.certify_caller import Address
 from headrace.evidence.certify_steps import STEPS
 from headrace.evidence.service_card import CARD_BYTES_MAX, ServiceCard
+from headrace.evidence.target import Target
 from headrace.policies import certification
 from headrace.policies.certification import Bounds
 from headrace.policies.quality_report import FAILED, NOT_ENOUGH_EVIDENCE, PASSED, STATUS
@@ -108,11 +108,17 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="the short form: fewer samples, and no certification"
     )
     parser.add_argument(
+        "--workload",
+        default=requests.SMALL,
+        metavar="FILE|NAME",
+        help=f"what is asked under load (default: {requests.SMALL})",
+    )
+    parser.add_argument(
         "--rate",
         type=float,
         default=0.0,
         metavar="R",
-        help="requests/s of normal load (default: half of what it does at its best)",
+        help="requests/s of normal load (default: 0.4 of what it does at its best)",
     )
     parser.add_argument(
         "--cases",
@@ -189,16 +195,12 @@ def _of_url(arguments: argparse.Namespace) -> ServiceCard:
     if not arguments.model:
         raise ConfigError("--url takes --model, the name by which the service calls it")
     data = config.data_directory(arguments.data)
-    parsed = target.parsed(arguments.url)
-    secure = tls.client_context(arguments.ca, key="--ca") if parsed.is_tls else None
     secret = config.resolve_secret(arguments.key, key="--key") if arguments.key else ""
     return asyncio.run(
         certified.of_url(
-            Address(parsed.host, parsed.port, secure, parsed.prefix),
+            Target(arguments.url, arguments.model, secret, arguments.ca),
             _steps(arguments),
             _terms(arguments, data, deployment=arguments.model, terms=SloTerms()),
-            model=arguments.model,
-            api_key=secret,
             key=card_key.load(data),
             clock=_CLOCK,
             repeat=_command(),
@@ -245,6 +247,7 @@ def _terms(arguments: argparse.Namespace, data: Path, *, deployment: str, terms:
     _check(slo, deployment, arguments.slo)
     return Terms(
         slo=slo,
+        workload=_workload(arguments.workload, data),
         bounds=bounds,
         size=certify.QUICK if arguments.quick else certify.FULL,
         rate_per_s=arguments.rate or slo.load.requests_per_s_max or 0.0,
@@ -254,6 +257,15 @@ def _terms(arguments: argparse.Namespace, data: Path, *, deployment: str, terms:
         seed=arguments.seed,
         limit_s=arguments.time_limit,
     )
+
+
+def _workload(named: str, data: Path) -> Workload:
+    workload = requests.load(named, data=data)
+    if workload.input_tokens is None or workload.output_tokens is None:
+        raise ConfigError(
+            f"--workload {named}: it must say `input_tokens` and `output_tokens`, as it is asked at several rates"
+        )
+    return workload
 
 
 def _check(slo: Slo, deployment: str, file: str | None) -> None:

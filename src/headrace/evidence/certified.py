@@ -18,6 +18,7 @@ from headrace.evidence.certify_steps import STEPS
 from headrace.evidence.certify_subject import OWNER, Subject
 from headrace.evidence.drill_instance import HEADRACE, Instance
 from headrace.evidence.service_card import Made, ServiceCard
+from headrace.evidence.target import Target
 from headrace.policies.certification import Asked
 from headrace.stores.card_key import CardKey
 from headrace.telemetry import hardware
@@ -66,12 +67,10 @@ async def of_file(
 
 
 async def of_url(
-    address: Address,
+    target: Target,
     steps: Sequence[Step],
     terms: Terms,
     *,
-    model: str,
-    api_key: str,
     key: CardKey,
     clock: Clock,
     repeat: str,
@@ -82,8 +81,10 @@ async def of_url(
     began_s, began_wall_s = clock.now_s(), clock.wall_s()
     known: dict[str, float] = {}
     history: list[Asked] = []
-    owner = Caller(address, model=model, key=api_key, tenant=OWNER, clock=clock, history=history)
-    subject = Subject(model, clock, owner, history=history)
+    parsed, model = target.address(), target.model
+    address = Address(parsed.host, parsed.port, target.trust()(), parsed.prefix)
+    owner = Caller(address, model=model, key=target.key, tenant=OWNER, clock=clock, history=history)
+    subject = Subject(model, clock, owner, history=history, ca_file=target.ca_file)
     reports = await certify.run(subject, steps, terms, known=known, progress=progress)
     made = Made(
         model,

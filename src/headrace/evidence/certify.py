@@ -11,6 +11,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, leaves
 from headrace.core.slo import Slo
 from headrace.core.verdicts import Verdict
+from headrace.core.workload import Workload
 from headrace.evidence.certify_subject import Owned, Subject
 from headrace.policies import certification
 from headrace.policies.certification import Bounds, Figure, StepReport
@@ -52,6 +53,7 @@ class Terms:
 
     Attributes:
         slo: What is promised of it under normal load.
+        workload: What is asked under every load; its own arrivals only say how they come, not how many.
         rate_per_s: Of normal load; 0 takes `load_share` of what the service does at its best.
         cases: The acceptance set; a file or a name that `evidence.cases.find` knows.
         data: Where uses of that set are recorded.
@@ -59,6 +61,7 @@ class Terms:
     """
 
     slo: Slo
+    workload: Workload
     bounds: Bounds = field(default_factory=Bounds)
     size: Size = FULL
     rate_per_s: float = 0.0
@@ -167,6 +170,7 @@ async def _made(step: Step, stage: Stage, *, left_s: float) -> StepReport:
     except NotMade as reason:
         return msgspec.structs.replace(report, detail=reason.message)
     except TimeoutError:
+        stage.subject.is_cut = True
         return _unmade(report, stage, f"not over within {limit_s:.0f} s")
     except (HeadraceError, OSError, BaseExceptionGroup) as error:
         first = leaves(error)[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.evidence.certify import Stage
+from headrace.evidence.certify import NotMade, Stage
 from headrace.evidence.certify_caller import at_once
 from headrace.evidence.certify_subject import JUDGED
 from headrace.evidence.drill_instance import RECORDS_MAX, DrillError
@@ -26,6 +26,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 async def reconcile(stage: Stage) -> None:
     """Callers, records, attempts, charges and the engines' counters; all that was asked until now."""
+    if stage.subject.is_cut:
+        raise NotMade("a step before was ended amid its requests, so nobody knows what became of them")
     await _compare_counters(stage)
     limit = stage.bounds.books_off
     books = await _compared(stage)

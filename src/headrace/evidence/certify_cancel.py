@@ -15,7 +15,7 @@ LONG = (
 )
 OUTPUT_TOKENS = 512
 # What would end by itself within twice the bound can't show that it was stopped.
-_LONGER_THAN, _LONG_ENOUGH = 2.0, 4.0
+_LONGER_THAN, _LONG_ENOUGH = 2.0, 2.5
 _RECORDS_LIMIT_S = 30.0
 
 

@@ -1,21 +1,27 @@
-"""What does the service do under load: at its best, under normal load, in a burst, with long inputs, and with far too much?"""
+"""What does the service do under load: at its best, under normal load, in a burst, with long inputs, and with far too much?
+
+Each is one run of evidence.load, judged by the records of its requests, which are kept for the books.
+"""
 
 import asyncio
-import functools
-import itertools
-import math
-import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
+
+from headrace.core.load_records import LoadRecord, LoadRun, Outcome
 from headrace.core.slo import Slo
+from headrace.core.verdicts import Verdict
+from headrace.core.workload import ArrivalKind, Arrivals, Cancel, Turns, Workload, at_rate, closed, constant
+from headrace.evidence import load, load_call
 from headrace.evidence.certify import NotMade, Stage
-from headrace.evidence.certify_caller import Reply, at_once
-from headrace.evidence.certify_tenants import words
 from headrace.evidence.drill_instance import DrillError
-from headrace.policies import quantiles
+from headrace.evidence.load_terms import REQUESTS_MAX, LoadTerms
+from headrace.evidence.target import Target
+from headrace.policies import load_levels, load_report, quantiles, slo_requests
 from headrace.policies.certification import (
     ALPHA,
+    Asked,
     Figure,
     at_least,
     at_most,
@@ -24,350 +30,270 @@ from headrace.policies.certification import (
     share_at_most,
     told,
 )
-from headrace.policies.slo import Fate, Seen, attainment
+from headrace.policies.load_figures import Measure
+from headrace.policies.slo import attainment
 
 PACE, SERVICE_S, RATE, QUALIFIED = "pace_per_s", "service_s", "rate_per_s", "qualified_share"
 INPUT_TOKENS = "input_tokens"
-_WORDS = ("river", "mill", "stone", "water", "gate", "wheel", "grain", "miller")
-INPUT_WORDS, OUTPUT_TOKENS = 50, 16
-_LONG_WORDS = 6000
-_OPEN_MAX = 400
+_LONG_TOKENS, _LONG_OUTPUT_TOKENS = 6000, 8
+_CONTEXT_SHARE, _BEYOND = 0.5, 1.5
 _PATIENCE_S = 60.0
 # What it takes longer than this to show is left open.
 _LOAD_MAX_S = 300.0
-_RATE_MAX_PER_S = 250.0
+_RATE_MAX_PER_S = 1000.0
 _OVERLOAD_TIMES, _DEADLINE_TIMES = 5.0, 6.0
 _BURST_TIMES = 3
 _CONCURRENCY_MAX = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One request, with the time from when it was due instead of when it was sent; None where it never was."""
-
-    late_s: float
-    reply: Reply | None
-
-    @property
-    def ttft_s(self) -> float | None:
-        return None if self.reply is None or self.reply.ttft_s is None else self.late_s + self.reply.ttft_s
-
-    @property
-    def took_s(self) -> float:
-        return math.inf if self.reply is None else self.late_s + self.reply.took_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Between one output token and the next; None where there were too few, or the answer came as one."""
-        reply = self.reply
-        if reply is None or not reply.events or reply.ttft_s is None:
-            return None
-        tokens = reply.usage().get("completion_tokens", 0)
-        return (reply.took_s - reply.ttft_s) / (tokens - 1) if tokens > 1 else None
-
-    @property
-    def is_answered(self) -> bool:
-        return self.reply is not None and self.reply.is_answered
-
-    @property
-    def is_streamed(self) -> bool:
-        return self.reply is not None and bool(self.reply.events)
-
-    @property
-    def is_refused(self) -> bool:
-        return self.reply is not None and self.reply.status in (429, 503)
-
-
-def _text(chance: random.Random, count: int) -> str:
-    return "".join(f"{chance.choice(_WORDS)} " for _ in range(count)) + "What is it about?"
-
-
-def _prompts(stage: Stage) -> Iterator[str]:
-    """Lengths as of documents: most are short, a few are long."""
-    chance = random.Random(stage.terms.seed)
-    while True:
-        yield _text(
-            chance,
-            words(
-                stage, max(8, min(4 * INPUT_WORDS, round(chance.lognormvariate(math.log(INPUT_WORDS), 0.6))))
-            ),
-        )
+_UNKNOWN_SLOTS = 4
+_LOOK_EVERY_S = 0.2
+_TOLD = (
+    ("time to the first token", Measure.TTFT),
+    ("time of an output token", Measure.TPOT),
+    ("time of an answer", Measure.TOTAL),
+)
 
 
 async def find_pace(stage: Stage) -> None:
-    """As many requests at once as there are slots, one after the other: what the service does at its best."""
-    slots = await _slots(stage)
-    prompts, clock = _prompts(stage), stage.clock
-    began_s = clock.now_s()
-    replies: list[Reply] = []
-    until_s = began_s + stage.size.load_s / 3
-
-    async def one_after_the_other() -> None:
-        while clock.now_s() < until_s:
-            replies.append(await _ask(stage, next(prompts), number=len(replies)))
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(slots):
-            tasks.create_task(one_after_the_other())
-    took_s = clock.now_s() - began_s
-    answered = [reply for reply in replies if reply.is_answered]
-    if not answered:
-        raise DrillError(f"nothing is answered: {replies[0].status} {replies[0].reason}")
-    stage.known[PACE] = len(answered) / took_s
-    stage.known[SERVICE_S] = sum(reply.took_s for reply in answered) / len(answered)
-    tokens = sum(reply.usage().get("completion_tokens", 0) for reply in answered)
+    """As many callers as there are slots, each asking again when it was answered: what the service does at its best."""
+    slots = _slots(stage)
+    run = await _drive(stage, closed(stage.terms.workload, slots), duration_s=stage.size.load_s / 3)
+    level = load_levels.level(run, shape="best")
+    best, answered = level.throughput, _of(run.records, Outcome.OK)
+    if not answered or not best.estimate:
+        raise DrillError(f"nothing is answered: {', '.join(_reasons(run.records))}")
+    asked = len(run.records) - len(_of(run.records, Outcome.CANCELLED))
+    unanswered = asked - len(answered)
+    stage.known[PACE] = best.estimate
+    stage.known[SERVICE_S] = sum(record.ended_s - record.due_s for record in answered) / len(answered)
     stage.add(
         told("requests at once", slots),
-        told("requests at its best", stage.known[PACE], "/s", samples=len(answered)),
-        told("output tokens at its best", tokens / took_s, "/s"),
-        share_at_most(
-            "of them not answered whole",
-            len(replies) - len(answered),
-            len(replies),
-            stage.bounds.failure_share,
-        )
-        if len(replies) >= stage.size.samples
-        else told("of them not answered whole", float(len(replies) - len(answered))),
-    )
+        Figure("requests at its best", best.estimate, "/s", low=best.low, high=best.high, samples=len(answered)),
+        told("output tokens at its best", level.output_tokens_per_s, "/s"),
+        told("time of an answer then, mean", stage.known[SERVICE_S], "s", samples=len(answered)),
+        share_at_most("of them not answered whole", unanswered, asked, stage.bounds.failure_share)
+        if asked >= stage.size.samples
+        else told("of them not answered whole", unanswered, samples=asked),
+    )  # fmt: skip
 
 
 async def carry_normal_load(stage: Stage) -> None:
-    """Requests at random moments, each due at its own whatever became of those before; judged by the promises made of it."""
-    slo, rate = stage.terms.slo, await _normal_rate(stage)
+    """Requests that are due whatever became of those before; judged by the promises made of it."""
+    slo, workload = stage.terms.slo, stage.terms.workload
+    rate = stage.terms.rate_per_s or min(_RATE_MAX_PER_S, stage.terms.load_share * await _pace(stage))
     duration_s = min(_LOAD_MAX_S, max(stage.size.load_s, stage.size.samples / rate))
-    sent = await _open_loop(stage, rate_per_s=rate, duration_s=duration_s)
-    kept = attainment(slo, [_seen(each) for each in sent], alpha=ALPHA)
-    qualified = kept.qualified
+    run = await _drive(stage, at_rate(workload, rate), duration_s=duration_s)
+    kept = attainment(slo, slo_requests.of_run(run), alpha=ALPHA)
     stage.known[RATE] = rate
-    stage.known[QUALIFIED] = qualified.good / max(1, qualified.counted)
+    stage.known[QUALIFIED] = kept.qualified.good / max(1, kept.qualified.counted)
     stage.add(
         told("requests meant to be sent", kept.intended),
         told("rate", rate, "/s"),
         *(promise_kept(each) for each in kept.kept),
-        told("within every promise at once", stage.known[QUALIFIED], samples=qualified.counted),
-        *_told_quantiles(sent),
+        told("within every promise at once", stage.known[QUALIFIED], samples=kept.qualified.counted),
+        *_times(run),
     )
-    stage.notes.append(
-        f"inputs of {INPUT_WORDS} words in the median, a few of {4 * INPUT_WORDS}, and answers of at most {OUTPUT_TOKENS}"
-        " tokens; three of four are streamed"
-    )
-    stage.notes += _reasons(sent)
-    for each in kept.kept:
-        if each.requests_needed:
-            stage.notes.append(
-                f"{each.promise.name}: it takes {each.requests_needed} requests without a further miss"
-            )
+    stage.notes.append(f"the workload `{workload.name}`, {workload.digest}: {workload.about}")
+    stage.notes += _reasons(run.records)
+    stage.notes += [
+        f"{each.promise.name}: it takes {each.requests_needed} requests without a further miss"
+        for each in kept.kept
+        if each.requests_needed
+    ]
+    if kept.verdict is Verdict.FAIL:
+        _must_be_theirs(run, stage.terms.slo)
 
 
-def _told_quantiles(sent: Sequence[Sent]) -> Iterator[Figure]:
-    answered = [each for each in sent if each.is_answered]
-    for what, values in (
-        ("time to the first token", [each.ttft_s for each in answered if each.is_streamed]),
-        ("time of an output token", [each.tpot_s for each in answered]),
-        ("time of an answer", [each.took_s for each in answered]),
-    ):
-        found = sorted(value for value in values if value is not None)
+def _times(run: LoadRun) -> Iterator[Figure]:
+    """Of whole answers, where there are enough for it."""
+    report = load_report.summarise(run, alpha=ALPHA)
+    for what, measure in _TOLD:
         for name, quantile in (("median", 0.5), ("p95", 0.95)):
-            if found:
-                yield told(
-                    f"{what}, {name}", quantiles.nearest_rank(found, quantile), "s", samples=len(found)
-                )
+            found = report.of(measure).at(quantile)
+            if found.value is not None:
+                yield Figure(f"{what}, {name}", found.value, "s", low=found.low, high=found.high, samples=found.worth)  # fmt: skip
 
 
-def _seen(sent: Sent) -> Seen:
-    """As a promise sees it."""
-    reply = sent.reply
-    if reply is None:
-        return Seen(Fate.UNSENT)
-    usage = reply.usage()
-    if sent.is_answered:
-        fate = Fate.WHOLE
-    elif sent.is_refused:
-        fate = Fate.REFUSED
-    else:
-        fate = Fate.BROKEN if reply.status == 200 else Fate.FAILED
-    return Seen(
-        fate,
-        sent.took_s,
-        sent.ttft_s if sent.is_streamed else None,
-        tpot_s=sent.tpot_s,
-        input_tokens=usage.get("prompt_tokens"),
-        output_tokens=usage.get("completion_tokens"),
+def _must_be_theirs(run: LoadRun, slo: Slo) -> None:
+    """Times count from when a request was due. What is missed by the generator's own lateness alone is no fault of the service."""
+    sent = (
+        msgspec.structs.replace(record, due_s=record.sent_s)
+        for record in run.records
+        if record.sent_s is not None
     )
+    if attainment(slo, map(slo_requests.of_record, sent), alpha=ALPHA).verdict is not Verdict.FAIL:
+        raise DrillError(
+            f"requests were sent up to {run.lateness.max_s:.2f} s late: this machine does other things too"
+        )
 
 
 async def take_burst(stage: Stage) -> None:
     """Several times what fits, at one moment; and how long until a single caller is served in time again."""
-    count = _BURST_TIMES * await _slots(stage)
-    texts = list(itertools.islice(_prompts(stage), count))
-    jobs = [functools.partial(_ask, stage, text, number=number) for number, text in enumerate(texts)]
-    began_s = stage.clock.now_s()
-    replies = await at_once(jobs, most=_OPEN_MAX)
-    sent = [Sent(0.0, reply) for reply in replies]
-    settled_s = await _until_in_time(stage, limit_s=stage.bounds.burst_answered_s)
-    refused = [each for each in sent if each.is_refused]
+    count, limit_s = _BURST_TIMES * _slots(stage), stage.bounds.burst_answered_s
+    run = await _drive(stage, closed(_alone(stage), count), requests_max=count)
+    settled_s = await _until_in_time(stage, limit_s=limit_s)
     stage.add(
         told("requests at one moment", count),
-        told("of them answered whole", sum(each.is_answered for each in sent)),
-        told("until the last had its answer", stage.clock.now_s() - began_s - (settled_s or 0.0), "s"),
-        *_said_so(sent, refused),
-        at_most("until one request is in time again", settled_s, stage.bounds.burst_answered_s, "s"),
+        told("of them answered whole", len(_of(run.records, Outcome.OK))),
+        told("until the last had its answer", max(record.ended_s for record in run.records), "s"),
+        *_said_so(run.records),
+        at_most("until one request is in time again", settled_s, limit_s, "s"),
     )
-    stage.notes += _reasons(sent)
+    stage.notes += _reasons(run.records)
 
 
 async def take_long_inputs(stage: Stage) -> None:
-    """Inputs that fill most of the context; and one that doesn't fit, which is the caller's to change."""
-    limit_s = stage.bounds.long_ttft_s
-    chance = random.Random(stage.terms.seed + 2)
-    count = words(stage, _LONG_WORDS)
-    texts = [_text(chance, count) for _ in range(max(5, stage.size.trials))]
+    """Inputs that fill much of the context, one by one; and one that doesn't fit, which is the caller's to change."""
+    limit_s, context = stage.bounds.long_ttft_s, _context_tokens(stage)
+    tokens = min(_LONG_TOKENS, int(context * _CONTEXT_SHARE)) if context else _LONG_TOKENS
     patience_s = max(_PATIENCE_S, 2 * limit_s)  # one that comes too late is told with its time
-    replies = [
-        await stage.subject.owner.chat(text, stream=True, output_tokens_max=8, deadline_s=patience_s)
-        for text in texts
-    ]
-    answered = [reply for reply in replies if reply.is_answered]
-    tokens = [reply.usage().get("prompt_tokens", 0) for reply in answered]
-    stage.known[INPUT_TOKENS] = float(max(tokens, default=0))
+    run = await _drive(stage, _long(tokens), requests_max=max(5, stage.size.trials), deadline_s=patience_s)
+    answered = _of(run.records, Outcome.OK)
+    longest = max((record.input_tokens or 0 for record in answered), default=0)
+    first_s = [record.first_s - record.due_s for record in answered if record.first_s is not None]
+    stage.known[INPUT_TOKENS] = float(longest)
     stage.add(
-        told("longest input, in the engine's tokens", max(tokens, default=0)),
-        at_most("not answered whole", len(replies) - len(answered), 0, samples=len(replies)),
-        at_most(
-            "longest time to the first token",
-            max((reply.ttft_s for reply in answered if reply.ttft_s is not None), default=None), limit_s, "s",
-            samples=len(answered),
-        ),
+        told("longest input, in the engine's tokens", longest),
+        at_most("not answered whole", len(run.records) - len(answered), 0, samples=len(run.records)),
+        at_most("longest time to the first token", max(first_s, default=None), limit_s, "s", samples=len(first_s)),
     )  # fmt: skip
-    file = stage.subject.file
-    if file is not None and (context := file.spec.revision.args.context_tokens) is not None:
-        beyond = await stage.subject.owner.chat(_text(chance, 4 * context), output_tokens_max=8)
-        stage.add(at_most("inputs beyond the context that aren't refused with 400", beyond.status != 400, 0))
+    stage.notes += _reasons(run.records)
+    if context:
+        beyond = await _drive(stage, _long(int(context * _BEYOND)), requests_max=1)
+        unsaid = sum(record.status != 400 for record in beyond.records)
+        stage.add(at_most("inputs beyond the context that aren't refused with 400", unsaid, 0, samples=1))
 
 
 async def refuse_overload(stage: Stage) -> None:
     """T7 in short: several times what it can do, open loop; what it can't do is refused at once, and it keeps its pace."""
-    best = await pace(stage)
-    bounds = stage.bounds
+    best, bounds = await _pace(stage), stage.bounds
     rate = min(_RATE_MAX_PER_S, _OVERLOAD_TIMES * best)
     if rate < 2 * best:
-        raise NotMade(f"one process can't ask for more than {rate:g} requests/s, and it answers {best:g}")
+        raise NotMade(f"no more than {rate:g} requests/s are asked for, and it answers {best:g}")
     deadline_s = max(1.0, _DEADLINE_TIMES * stage.known[SERVICE_S])
     duration_s = max(stage.size.load_s / 3, 2 * deadline_s)
-    sent = await _open_loop(stage, rate_per_s=rate, duration_s=duration_s, deadline_s=deadline_s)
-    good = sum(each.is_answered and each.took_s <= deadline_s for each in sent)
-    refused = [each for each in sent if each.is_refused]
+    run = await _drive(
+        stage,
+        at_rate(stage.terms.workload, rate),
+        duration_s=deadline_s + duration_s,
+        warmup_s=deadline_s,
+        deadline_s=deadline_s,
+    )
     settled_s = await _until_in_time(stage, limit_s=bounds.recovery_s)
-    quick = [each.reply.took_s for each in refused if each.reply is not None]
+    good = load_levels.level(run, shape="overload").throughput.estimate or 0.0
+    refused = _of(run.records, Outcome.REFUSED)
+    quick = [record.ended_s - record.sent_s for record in refused if record.sent_s is not None]
     stage.add(
-        told("requests meant to be sent", len(sent)),
+        told("requests meant to be sent", len(run.records)),
         told("rate", rate, "/s"),
         told("of its best", rate / best, "times"),
+        told("of them answered in time", len(_of(run.records, Outcome.OK))),
         told("of them refused", len(refused)),
-        at_least(
-            "answered in time, of its best",
-            good / (duration_s + deadline_s / 2) / best, bounds.goodput_share, samples=good,
-        ),
-        *_said_so(sent, refused),
+        at_least("answered in time each second, of its best", good / best, bounds.goodput_share),
+        *_said_so(run.records),
         quantile_at_most("time of a refusal, p95", quick, 0.95, bounds.refusal_s)
         if len(quick) >= quantiles.samples_needed(0.95, alpha=ALPHA)
         else at_most("slowest refusal", max(quick, default=None), bounds.refusal_s, "s", samples=len(quick)),
         at_most("until one request is in time again", settled_s, bounds.recovery_s, "s"),
     )  # fmt: skip
-    stage.notes += _reasons(sent)
+    stage.notes.append(f"every caller waits for {deadline_s:.1f} s, and says so")
+    stage.notes += _reasons(run.records)
 
 
-def _said_so(sent: Sequence[Sent], refused: Sequence[Sent]) -> list[Figure]:
-    """Whoever isn't served is told, and when to come back."""
-    unsaid = [
-        each for each in refused if each.reply and not each.reply.headers.get("retry-after", "").isdecimal()
-    ]
-    # The deadline that the caller gave passed, before the answer began or amid it: that is told as well.
-    told_late = [
-        each for each in sent if each.reply is not None and (each.reply.status == 504 or each.reply.error)
-    ]
-    lost = len(sent) - sum(each.is_answered for each in sent) - len(refused) - len(told_late)
-    return [
-        at_most("refused without Retry-After", len(unsaid), 0, samples=len(refused)),
-        at_most("neither answered nor refused", lost, 0, samples=len(sent)),
-    ]
-
-
-def _is_in_time(sent: Sent, slo: Slo) -> bool:
-    return attainment(slo, [_seen(sent)]).qualified.good == 1
-
-
-def _reasons(sent: Sequence[Sent]) -> list[str]:
-    counted: dict[str, int] = {}
-    for each in sent:
-        if not each.is_answered:
-            reply = each.reply
-            reason = "not sent" if reply is None else f"{reply.status} {reply.error or reply.reason}"
-            counted[reason] = counted.get(reason, 0) + 1
-    return [f"{count} x {reason}" for reason, count in counted.items()]
-
-
-async def _ask(stage: Stage, text: str, *, number: int, deadline_s: float | None = None) -> Reply:
-    return await stage.subject.owner.chat(
-        text,
-        stream=number % 4 != 3,
-        output_tokens_max=OUTPUT_TOKENS,
-        deadline_s=deadline_s or _PATIENCE_S,
+def _said_so(records: Sequence[LoadRecord]) -> list[Figure]:
+    """Whoever isn't served is told, and when to come back. That the caller's deadline has passed is a word too."""
+    refused = _of(records, Outcome.REFUSED)
+    unsaid = sum(not record.has_retry_after for record in refused)
+    lost = len(_of(records, Outcome.FAILED, Outcome.BROKEN)) + sum(
+        record.reason in load_call.WORDLESS for record in _of(records, Outcome.LATE)
     )
+    return [
+        at_most("refused without Retry-After", unsaid, 0, samples=len(refused)),
+        at_most("neither answered nor refused", lost, 0, samples=len(records)),
+    ]
 
 
-async def _open_loop(
-    stage: Stage, *, rate_per_s: float, duration_s: float, deadline_s: float | None = None
-) -> list[Sent]:
-    """Poisson arrivals; what can't be sent for want of connections counts as asked."""
-    clock, chance, prompts = stage.clock, random.Random(stage.terms.seed), _prompts(stage)
-    sent: list[Sent] = []
-    begun_s, due_s, opened = clock.now_s(), 0.0, 0
+def _reasons(records: Sequence[LoadRecord]) -> list[str]:
+    counted = Counter(
+        f"{record.outcome} ({record.reason})" for record in records if record.outcome is not Outcome.OK
+    )
+    return [f"{count} x {reason}" for reason, count in counted.most_common()]
 
-    async def ask(text: str, number: int, at_s: float) -> None:
-        nonlocal opened
-        late_s = clock.now_s() - at_s
-        try:
-            sent.append(Sent(late_s, await _ask(stage, text, number=number, deadline_s=deadline_s)))
-        finally:
-            opened -= 1
 
-    async with asyncio.TaskGroup() as tasks:
-        number = 0
-        while (due_s := due_s - math.log(1 - chance.random()) / rate_per_s) < duration_s:
-            await asyncio.sleep(max(0.0, begun_s + due_s - clock.now_s()))
-            if opened < _OPEN_MAX:
-                opened += 1
-                tasks.create_task(ask(next(prompts), number, begun_s + due_s))
-            else:
-                sent.append(Sent(0.0, None))
-            number += 1
-    return sent
+def _of(records: Sequence[LoadRecord], *outcomes: Outcome) -> list[LoadRecord]:
+    return [record for record in records if record.outcome in outcomes]
+
+
+def _alone(stage: Stage) -> Workload:
+    """Requests of its lengths, of which each stands for itself and is waited for."""
+    return msgspec.structs.replace(stage.terms.workload, turns=Turns(), cancel=Cancel())
+
+
+def _long(tokens: int) -> Workload:
+    return Workload(
+        "certify-long",
+        Arrivals(ArrivalKind.CLOSED, concurrency=1),
+        input_tokens=constant(tokens),
+        output_tokens=constant(_LONG_OUTPUT_TOKENS),
+    )
 
 
 async def _until_in_time(stage: Stage, *, limit_s: float) -> float | None:
     began_s = stage.clock.now_s()
-    prompts = _prompts(stage)
     while (since_s := stage.clock.now_s() - began_s) <= limit_s:
-        if _is_in_time(Sent(0.0, await _ask(stage, next(prompts), number=0)), stage.terms.slo):
+        run = await _drive(stage, closed(_alone(stage), 1), requests_max=1)
+        if attainment(stage.terms.slo, slo_requests.of_run(run)).qualified.good:
             return since_s
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(_LOOK_EVERY_S)
     return None
 
 
-async def pace(stage: Stage) -> float:
+async def _drive(
+    stage: Stage, workload: Workload, *, duration_s: float = _LOAD_MAX_S, requests_max: int = REQUESTS_MAX,
+    warmup_s: float = 0.0, deadline_s: float = _PATIENCE_S,
+) -> LoadRun:  # fmt: skip
+    """One run; its requests are like those of no other run, and are kept for the books."""
+    owner, history = stage.subject.owner, stage.subject.history
+    run = await load.run_load(
+        Target(owner.url, owner.model, owner.key, stage.subject.ca_file),
+        msgspec.structs.replace(workload, seed=stage.terms.seed + len(history)),
+        clock=stage.clock,
+        terms=LoadTerms(
+            duration_s=duration_s,
+            requests_max=requests_max,
+            warmup_s=warmup_s,
+            deadline_s=deadline_s,
+            learns_lengths=False,  # its lessons would stand in the ledger, and in nobody's records
+        ),
+    )
+    history.extend(_asked(record, owner.tenant) for record in run.records if record.sent_s is not None)
+    return run
+
+
+def _asked(record: LoadRecord, tenant: str) -> Asked:
+    """As the books have it."""
+    is_whole = record.outcome is Outcome.OK or (
+        record.outcome is Outcome.LATE and record.reason == load_call.LATE
+    )
+    return Asked(
+        record.request_id, tenant, is_whole, record.status, record.input_tokens, record.output_tokens
+    )
+
+
+async def _pace(stage: Stage) -> float:
     if PACE not in stage.known:
         await find_pace(Stage(stage.subject, stage.terms, stage.known, stage.progress))
     return stage.known[PACE]
 
 
-async def _normal_rate(stage: Stage) -> float:
-    return stage.terms.rate_per_s or min(_RATE_MAX_PER_S, stage.terms.load_share * await pace(stage))
-
-
-async def _slots(stage: Stage) -> int:
+def _slots(stage: Stage) -> int:
     """Of all replicas, as the file says; at a URL nobody knows."""
     file = stage.subject.file
     if file is None:
-        return 4
-    return min(_CONCURRENCY_MAX, (file.spec.revision.args.slots or 4) * max(1, file.spec.scale.min))
+        return _UNKNOWN_SLOTS
+    args, replicas = file.spec.revision.args, max(1, file.spec.scale.min)
+    return min(_CONCURRENCY_MAX, (args.slots or _UNKNOWN_SLOTS) * replicas)
+
+
+def _context_tokens(stage: Stage) -> int | None:
+    file = stage.subject.file
+    return None if file is None else file.spec.revision.args.context_tokens

@@ -30,7 +30,14 @@ async def reach_floor(stage: Stage) -> None:
     asked = stage.subject.judge or stage.subject.owner
     report = await quality.run(
         cases,
-        candidate=Asker(asked.url, asked.model, key=asked.key, deadline_s=DEADLINE_S, clock=stage.clock),
+        candidate=Asker(
+            asked.url,
+            asked.model,
+            key=asked.key,
+            deadline_s=DEADLINE_S,
+            clock=stage.clock,
+            ca_file=stage.subject.ca_file,
+        ),
         accepted=None,
         terms=quality.Terms(floor=floor or None, alpha=ALPHA, limit_s=terms.step_limit_s),
         clock=stage.clock,

@@ -50,7 +50,9 @@ class Subject:
         limited: A tenant that may send LIMITED_REQUESTS at once.
         running: None at a URL.
         judge: A tenant whose requests are the cases of a set; `judged` of them were asked.
+        ca_file: As a target has it.
         spoilt: The reason why later steps can't be made, after one that left something broken.
+        is_cut: A step was ended amid its requests: what became of them nobody knows.
     """
 
     model: str
@@ -64,7 +66,9 @@ class Subject:
     watch: Watch | None = None
     history: list[Asked] = field(default_factory=list)
     judged: int = 0
+    ca_file: str = ""
     spoilt: str = ""
+    is_cut: bool = False
 
     @property
     def here(self) -> "Owned":

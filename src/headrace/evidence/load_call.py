@@ -13,6 +13,10 @@ from headrace.protocols.scanning import UNCOUNTED, StreamScan
 COMPLAINT_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 
+# Reasons of our own for being too late: whole but after the deadline, not begun, not ended.
+LATE, NO_ANSWER, NO_END = "late", "no_answer", "no_end"
+WORDLESS = frozenset({NO_ANSWER, NO_END})
+
 
 class Carrier(Protocol):
     """The connection that a call is on."""
@@ -157,12 +161,12 @@ class Call:
         if reason in _TOO_LATE:
             return Outcome.LATE, reason, counts
         if outcome is Outcome.OK and ended_s - self.sent_s > self.deadline_s:
-            return Outcome.LATE, "late", counts
+            return Outcome.LATE, LATE, counts
         return outcome, reason, counts
 
     def _without_answer(self) -> tuple[Outcome, str]:
         if not self.status:
-            return (Outcome.LATE, "no_answer") if self.gave_up else (Outcome.FAILED, self.trouble or "closed")
+            return (Outcome.LATE, NO_ANSWER) if self.gave_up else (Outcome.FAILED, self.trouble or "closed")
         reason = _text(self.headers.get(b"x-headrace-reason", b""))
         reason = reason or scanning.code_of(b"".join(self._body)) or f"status_{self.status}"
         if self.status in (429, 503):
@@ -176,13 +180,13 @@ class Call:
         if self.trouble in ("not_a_stream", "too_large"):
             return Outcome.FAILED if self.first_s is None else Outcome.BROKEN, self.trouble, counts
         if not scan.is_done:
-            return Outcome.BROKEN, "no_end" if self.gave_up else self.trouble or "cut", counts
+            return Outcome.BROKEN, NO_END if self.gave_up else self.trouble or "cut", counts
         self.text = scan.text()
         return (Outcome.OK, "", counts) if self.events else (Outcome.FAILED, "no_output", counts)
 
     def _of_whole(self, ended_s: float) -> tuple[Outcome, str, scanning.Counts]:
         if not self.is_whole:
-            return Outcome.BROKEN, "no_end" if self.gave_up else self.trouble or "cut", UNCOUNTED
+            return Outcome.BROKEN, NO_END if self.gave_up else self.trouble or "cut", UNCOUNTED
         answer = scanning.whole(b"".join(self._body))
         if answer is None:
             return Outcome.FAILED, "not_an_answer", UNCOUNTED
@@ -196,7 +200,7 @@ class Call:
 
 
 # Ends that mean that no answer came in time, whoever said so.
-_TOO_LATE = frozenset({"no_end", "deadline_exceeded"})
+_TOO_LATE = frozenset({NO_END, "deadline_exceeded"})
 
 
 def unsent(
