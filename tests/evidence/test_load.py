@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.load_records import LoadRecord, LoadRun, Outcome
 from headrace.core.workload import ArrivalKind, Arrivals, Cancel, Prefixes, Turns, Workload, constant
+from headrace.evidence import requests
 from headrace.evidence.load import LoadTerms, Target, run_load
 from tests.support.crooked_server import (
     CHUNK,
@@ -331,6 +333,16 @@ def test_a_run_that_is_stopped_reports_what_there_is_and_nothing_is_left_open() 
     assert outcomes(found)["ok"] == 2
     assert outcomes(found)["cancelled"] >= 2
     assert {record.reason for record in found.records if record.outcome is Outcome.CANCELLED} == {"stopped"}
+
+
+def test_a_run_is_over_with_its_trace_and_no_rate_is_thinned_by_the_time_after_it(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_ms,input_tokens,output_tokens,is_streamed\n0,9,3,0\n200,9,3,0\n400,9,3,0\n")
+    with crooked_server(lambda number, request: [whole(GOOD)]) as server:
+        found = run(server.url, requests.load(str(trace)), duration_s=30.0)
+    assert len(found.records) == 3
+    assert all(map(found.window.holds, found.records))
+    assert found.window.to_s == found.duration_s < 1.0
 
 
 def test_what_is_due_before_the_warm_up_is_over_is_outside_the_window() -> None:

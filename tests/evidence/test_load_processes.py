@@ -87,6 +87,15 @@ def _children(seconds: float) -> list[int]:
 
 
 @pytest.mark.slow
+def test_the_run_of_several_processes_is_over_when_there_were_enough_requests() -> None:
+    """Whichever of them sent the last one: the others know nothing of it."""
+    with scripted_engine(slots=64) as engine:
+        found = drive(engine.url, workload(60.0), processes=3, requests_max=20, duration_s=30.0)
+    assert len(found.records) == 20
+    assert found.window.to_s == found.duration_s < 10.0
+
+
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_reported_and_what_it_would_have_sent_counts_as_unsent() -> None:
     async def killed() -> LoadRun:
         has_begun = asyncio.Event()

@@ -207,6 +207,47 @@ def test_requests_are_in_order_numbered_and_as_many_as_the_rate_says(turns: Leng
     assert {each.deadline_s for each in found} == {9.0}
 
 
+@pytest.mark.parametrize(
+    "arrivals",
+    [POISSON, Arrivals(ArrivalKind.RAMP, rate_per_s=5.0, rate_end_per_s=6.0, ramp_s=1e6)],
+)
+def test_a_rate_is_that_from_the_first_second_on_though_conversations_go_on_for_minutes(
+    arrivals: Arrivals,
+) -> None:
+    """Who asks for 5 per second for ten seconds gets them, and not those alone whose second turn comes soon."""
+    of = workload(arrivals, turns=Turns(constant(3), gap_s=60.0))
+    runs = [planned(of, seed=seed, duration_s=10.0) for seed in range(60)]
+    assert sum(map(len, runs)) / 60 == pytest.approx(50, rel=0.05)
+    for found in runs:
+        going_on = [each for each in found if each.conversation < 0]
+        assert {each.turn for each in going_on} <= {1, 2}
+        assert all(each.input_tokens > 50 for each in going_on), "all that was said before is in it"
+        for conversation in {each.conversation for each in found}:
+            turns = [each.turn for each in found if each.conversation == conversation]
+            assert turns == list(range(1, len(turns) + 1))
+
+
+def test_requests_of_conversations_that_begin_stay_what_they_are_at_another_rate() -> None:
+    of = workload(turns=Turns(constant(2), gap_s=1.0), prefixes=Prefixes(10, 3, 0.5, LOGNORMAL))
+    plans = [planned(of, duration_s=20.0, rate_per_s=rate) for rate in (5.0, 25.0)]
+    few, many = (
+        {(each.conversation, each.turn): each for each in plan if each.conversation >= 0} for plan in plans
+    )
+    assert len(few) > 50
+    assert all(each._replace(due_s=None, number=0) == many[key]._replace(due_s=None, number=0) for key, each in few.items() if key in many)  # fmt: skip
+
+
+def test_no_more_conversations_go_on_than_can_be_planned_at_once() -> None:
+    of = workload(turns=Turns(constant(2), gap_s=1e6))
+    found = planned(of, first=200, rate_per_s=1e6)
+    assert all(-10_000 <= each.conversation < 200 for each in found)
+
+
+def test_a_rate_that_hardly_is_one_ends_with_the_time_that_is_asked_for() -> None:
+    seldom = Arrivals(ArrivalKind.POISSON, rate_per_s=1e-300, modulation=0.5, modulation_s=0.1)
+    assert planned(workload(seldom), duration_s=5.0) == []
+
+
 def test_conversations_that_end_early_do_not_make_fewer_requests() -> None:
     of = workload(
         turns=Turns(constant(10), gap_s=1.0),
@@ -229,7 +270,8 @@ def test_a_conversation_grows_by_what_was_said_and_ends_before_it_is_too_long() 
     )
     conversations = defaultdict(list)
     for each in planned(of, duration_s=60.0):
-        conversations[each.conversation].append(each)
+        if each.conversation >= 0:  # the others began before
+            conversations[each.conversation].append(each)
     whole = [found for found in conversations.values() if len(found) == found[0].turns]
     assert len(whole) > 20
     for found in whole:

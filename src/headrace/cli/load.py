@@ -89,7 +89,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         "--duration",
         type=durations.duration_s,
         metavar="SPAN",
-        help="how long requests are due (default: the workload's, else 60s; of a step with --ramp: 10s)",
+        help="how long requests are due (default: the workload's, else 60s; of a step with --ramp: 10s), at most until a trace is at"
+        " its end",
     )
     parser.add_argument(
         "--warmup",
@@ -175,6 +176,8 @@ def _workload(arguments: argparse.Namespace) -> Workload:
 def _terms(arguments: argparse.Namespace, workload: Workload) -> LoadTerms:
     default_s = STEP_S if arguments.ramp else workload.duration_s or DURATION_S
     duration_s = arguments.duration or default_s
+    if arguments.concurrency is None:
+        duration_s = requests.at_most_s(workload, duration_s, rate_per_s=arguments.rate)
     warmup_s = min(duration_s / 10, _WARMUP_MAX_S) if arguments.warmup is None else arguments.warmup
     if warmup_s >= duration_s:
         raise ConfigError("--warmup must be shorter than --duration")

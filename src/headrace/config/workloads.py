@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.config import files, text
 from headrace.core.errors import ConfigError
-from headrace.core.workload import ArrivalKind, Arrivals, LengthKind, Lengths, Workload
+from headrace.core.workload import SPAN_MIN_S, ArrivalKind, Arrivals, LengthKind, Lengths, Workload
 
 FOLDER = "workloads"
 FILE_BYTES_MAX = 256 * 1024
@@ -138,11 +138,11 @@ def _arrivals(arrivals: Arrivals) -> Iterator[str]:
             yield f"`arrivals.{field.name}` says nothing of arrivals of the kind {kind.value!r}; it is for {_listed(takes)}"
         elif kind in needs and not is_given:
             yield f"`arrivals.{field.name}` is required for arrivals of the kind {kind.value!r}"
-    if bool(arrivals.busy_s) != bool(arrivals.idle_s):
-        yield "`arrivals.busy_s` and `arrivals.idle_s` go together, and are above 0"
-    for name in ("period_s", "modulation_s", "ramp_s"):
-        if getattr(arrivals, name) == 0:
-            yield f"`arrivals.{name}` must be above 0"
+    if (arrivals.busy_s is None) != (arrivals.idle_s is None):
+        yield "`arrivals.busy_s` and `arrivals.idle_s` go together"
+    for name in ("period_s", "modulation_s", "ramp_s", "busy_s", "idle_s"):
+        if (span_s := getattr(arrivals, name)) is not None and span_s < SPAN_MIN_S:
+            yield f"`arrivals.{name}` must be at least {SPAN_MIN_S:g}, got {span_s:g}"
 
 
 def _listed(kinds: frozenset[ArrivalKind]) -> str:

@@ -57,6 +57,9 @@ def constant(value: int) -> Lengths:
 
 # When
 
+SPAN_MIN_S = 0.1
+"""A rate that changes faster than that is one that no service could tell from its mean, and takes for ever to plan."""
+
 
 class ArrivalKind(StrEnum):
     """POISSON: independent of each other. GAMMA: in bursts, by `burstiness`. CONSTANT: at equal distances. DIURNAL: by the

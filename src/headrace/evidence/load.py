@@ -72,6 +72,7 @@ async def run_load(
         ConfigError: The target's URL or certificate, or the workload's trace, can't be used.
     """
     target.trust()  # what is wrong with it is said before anything is begun
+    terms = within_trace(workload, terms)
     measure = await learned(target, workload, clock=clock, terms=terms)
     began_at_s = clock.wall_s()
     part = await run_part(
@@ -147,11 +148,10 @@ async def run_part(
                 ended = await _until_over(loop, sender, terms, began_s, clock, progress, keep, stop)
         finally:
             sender.close()
-    is_cut = ended.is_stopped or _is_cut(sender, workload, terms)
     return Part(
         share.process,
         sender.records,
-        min(ended.took_s, terms.duration_s) if is_cut else terms.duration_s,
+        min(ended.took_s, terms.duration_s),
         ended.cpu_share,
         sent=sender.sent,
         is_stopped=ended.is_stopped,
@@ -173,9 +173,21 @@ def _with_descriptors(open_max: int, share: Share) -> int:
     return min(open_max, max(1, allowed - _OTHER_FILES) * share.processes)
 
 
-def _is_cut(sender: Sender, workload: Workload, terms: LoadTerms) -> bool:
-    """Whether it ended because there were enough requests, rather than by time."""
-    return sender.last_number + 1 >= min(terms.requests_max, workload.requests_max or terms.requests_max)
+def within_trace(workload: Workload, terms: LoadTerms) -> LoadTerms:
+    """The same, but for no longer than a trace goes on."""
+    if terms.concurrency is not None:
+        return terms
+    lasts_s = requests.at_most_s(workload, terms.duration_s, rate_per_s=terms.rate_per_s)
+    return msgspec.structs.replace(terms, duration_s=lasts_s)
+
+
+def _lasted_s(workload: Workload, terms: LoadTerms, parts: list[Part]) -> float:
+    """How long requests were due: as long as was asked, or until there were enough of them, or it was stopped."""
+    last = max((record.number for part in parts for record in part.records), default=-1)
+    is_enough = last + 1 >= min(terms.requests_max, workload.requests_max or terms.requests_max)
+    if is_enough or any(part.is_stopped for part in parts) or all(part.lost for part in parts):
+        return max((part.ended_s for part in parts), default=0.0)
+    return terms.duration_s
 
 
 @contextlib.contextmanager
@@ -203,7 +215,7 @@ def gathered(
         (record for part in parts for record in part.records),
         key=lambda record: (record.due_s, record.number),
     )
-    duration_s = max((part.ended_s for part in parts), default=0.0)
+    duration_s = _lasted_s(workload, terms, parts)
     # A run that was stopped before its warm-up was over has nothing that counts.
     window = Window(min(terms.warmup_s, duration_s), duration_s)
     return LoadRun(

@@ -99,6 +99,7 @@ async def run_processes(
     """As load.run_load, by so many children of this process."""
     assert 1 <= processes <= PROCESSES_MAX
     target.trust()  # what is wrong with it is said once, and before any process is started
+    terms = load.within_trace(workload, terms)
     measure = await load.learned(target, workload, clock=clock, terms=terms)
     began_at_s = clock.wall_s()
     children = [_Child(Share(number, processes)) for number in range(processes)]

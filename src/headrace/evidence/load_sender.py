@@ -75,7 +75,6 @@ class Sender:
         self.records: list[LoadRecord] = []
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.sent = 0
-        self.last_number = -1
         self.late_by_s = 0.0
 
     @property
@@ -176,8 +175,6 @@ class Sender:
 
     def _keep(self, record: LoadRecord) -> None:
         self.records.append(record)
-        if record.number > self.last_number:
-            self.last_number = record.number
         self.outcomes[record.outcome] += 1
 
     def _hang_up(self) -> None:

@@ -61,7 +61,7 @@ class Part(msgspec.Struct, frozen=True):
     """What one process has to report of a run.
 
     Attributes:
-        ended_s: How long requests were due, from the start.
+        ended_s: How long it sent, from the start, at most as long as was asked.
         cpu_share: Of one core, in that time.
         complaint: What the last connection that couldn't be made failed for.
         lost: How the process ended where that wasn't as it should.

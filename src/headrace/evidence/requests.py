@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
+import msgspec
+
 from headrace.config import workloads
 from headrace.core import workload as core_workload
 from headrace.core.errors import ConfigError
@@ -61,6 +63,15 @@ def lasts_s(workload: Workload) -> float | None:
     if arrivals.rate_per_s is not None:
         last_s *= traces.rate_per_s(path) / arrivals.rate_per_s
     return last_s + _AFTER_S
+
+
+def at_most_s(workload: Workload, duration_s: float, *, rate_per_s: float | None = None) -> float:
+    """So long, or until its trace is at its end: a time in which nothing can be due would make every rate too low."""
+    if workload.arrivals.kind is not ArrivalKind.TRACE:
+        return duration_s
+    if rate_per_s is not None:
+        workload = core_workload.at_rate(workload, rate_per_s)
+    return min(duration_s, lasts_s(msgspec.structs.replace(workload, duration_s=None)) or duration_s)
 
 
 def requests(

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import msgspec
 
-from headrace.core.workload import ArrivalKind, Arrivals
+from headrace.core.workload import SPAN_MIN_S, ArrivalKind, Arrivals
 
 _LEVEL_S = 60.0
 _WINDOWS_MIN = 20
@@ -53,7 +53,8 @@ def fit(times_s: Sequence[float]) -> ArrivalFit:
     gap_cv = math.sqrt(math.fsum((gap - 1.0 / rate) ** 2 for gap in gaps) / len(gaps)) * rate
     level_s = min(_LEVEL_S, span_s / _WINDOWS_MIN)
     counts = _counts(times_s, level_s)
-    burstiness, modulation = _apart(gap_cv, counts)
+    # In a trace of a moment nothing changes slowly.
+    burstiness, modulation = _apart(gap_cv, counts) if level_s >= SPAN_MIN_S else (gap_cv, 0.0)
     dispersion, peak = {}, {}
     for window_s in (1.0, 10.0, 60.0):
         windows = _counts(times_s, window_s)

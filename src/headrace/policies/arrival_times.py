@@ -20,11 +20,12 @@ Piece = tuple[float, float]
 """Until when, and the rate until then."""
 
 
-def times(arrivals: Arrivals, *, chance: Chance) -> Iterator[float]:
-    """Seconds from the start, rising, without end.
+def times(arrivals: Arrivals, *, chance: Chance, until_s: float = math.inf) -> Iterator[float]:
+    """Seconds from the start, rising.
 
     Args:
         arrivals: An open loop that isn't read from a trace.
+        until_s: What is later isn't asked for; some of it may come.
     """
     gap = _gaps(arrivals, chance)
     rates = pieces(arrivals, chance=chance)
@@ -33,6 +34,8 @@ def times(arrivals: Arrivals, *, chance: Chance) -> Iterator[float]:
     while True:
         need = gap()
         while (room := rate * (end_s - now_s)) < need:
+            if end_s > until_s:
+                return
             need -= room
             now_s = end_s
             end_s, rate = next(rates)

@@ -1,22 +1,27 @@
 """Which requests does a workload make, and when? One after the other, the same again from the same seed.
 
 Times are drawn from one stream and everything else from another, in the same number of draws for every request. So the requests of a
-workload stay what they are when only their rate changes, and changing how many are cancelled changes nothing else.
+workload stay what they are when only their rate changes, and changing how many are cancelled changes nothing else. Conversations that
+go on at the start, which are more at a higher rate, have a stream of their own.
 """
 
 import math
 from collections.abc import Iterable, Iterator
+from copy import copy
 from heapq import heappop, heappush
 from itertools import chain, count, islice, takewhile
 from typing import NamedTuple
 
+import msgspec
+
 from headrace.core.chance import Chance, Seeded
-from headrace.core.workload import BLOCK_TOKENS, ArrivalKind, Arrived, Workload, at_rate, constant
+from headrace.core.workload import BLOCK_TOKENS, ArrivalKind, Arrivals, Arrived, Workload, at_rate, constant
 from headrace.policies import arrival_times, lengths
 
 OWN_TOKENS_MIN = 8
 """Of every prompt, so many tokens aren't shared: nobody sends a document without a question."""
 _TRIES = 1000
+_BEGUN_MAX = 10_000
 
 
 class Planned(NamedTuple):
@@ -88,8 +93,10 @@ def _as_due(draws: "_Draws", workload: Workload, clock_chance: Chance, until_s: 
     rate = workload.arrivals.rate_per_s
     assert rate is not None, "checked with the file"
     begins = at_rate(workload, rate / draws.turns_mean()).arrivals
-    later: list[tuple[float, int, Planned]] = []
-    times = takewhile(lambda at_s: at_s <= until_s, arrival_times.times(begins, chance=clock_chance))
+    later = _going_on(draws, begins)
+    times = takewhile(
+        lambda at_s: at_s <= until_s, arrival_times.times(begins, chance=clock_chance, until_s=until_s)
+    )
     for conversation, at_s in enumerate(times):
         while later and later[0][0] <= at_s:
             yield heappop(later)[2]
@@ -100,6 +107,33 @@ def _as_due(draws: "_Draws", workload: Workload, clock_chance: Chance, until_s: 
             heappush(later, (planned.due_s, conversation, planned))
     while later and later[0][0] <= until_s:
         yield heappop(later)[2]
+
+
+def _going_on(draws: "_Draws", begins: Arrivals) -> list[tuple[float, int, Planned]]:
+    """As a heap, the turns that are left of conversations that began before the start, at the rate of the start.
+
+    Without them second turns would be missing until the first conversations come to theirs, and every short run would have a lower
+    rate than it was asked for. The first of the turns that are left is the first that this run sees: all that was said is in its
+    prompt, and nobody has it in a cache.
+    """
+    reach_s = draws.lasts_s()
+    if not reach_s:
+        return []
+    level = msgspec.structs.replace(begins, modulation=0.0)
+    _, rate = next(arrival_times.pieces(level, chance=draws.apart))
+    before = draws.with_chance(draws.apart)
+    at_s, heap = 0.0, list[tuple[float, int, Planned]]()
+    for conversation in range(-1, -_BEGUN_MAX - 1, -1):
+        at_s += math.log(1.0 - draws.apart.random()) / rate
+        if at_s < -reach_s:
+            break
+        left = [
+            planned for planned in before.conversation(conversation, at_s) if (planned.due_s or 0.0) >= 0.0
+        ]
+        for turn, planned in enumerate(left, 1):
+            assert planned.due_s is not None
+            heappush(heap, (planned.due_s, conversation, planned._replace(turn=turn, turns=len(left))))
+    return heap
 
 
 def _as_traced(draws: "_Draws", trace: Iterable[Arrived], until_s: float) -> Iterator[Planned]:
@@ -156,6 +190,20 @@ class _Draws:
         length = lengths.sampler(prefixes.tokens or constant(1))
         self._group_tokens = [length(of_groups.random()) for _ in range(prefixes.groups)]
         self._group = lengths.zipf(prefixes.groups, prefixes.skew) if prefixes.groups else lambda share: 0
+        self.apart = Seeded(of_groups.getrandbits(64))
+
+    def with_chance(self, chance: Chance) -> "_Draws":
+        """Other requests about the same texts."""
+        other = copy(self)
+        other._chance = chance
+        return other
+
+    def lasts_s(self) -> float:
+        """From the first turn to the last, of nearly all conversations; 0 where they have but one."""
+        turns = self._workload.turns
+        gaps = self._turns(1.0 - 2.0**-53) - 1
+        # The sum of so many exponential gaps has a mean and a variance of their number.
+        return turns.gap_s * (gaps + 4.0 * math.sqrt(gaps)) if gaps else 0.0
 
     def turns_mean(self) -> float:
         """How many turns a conversation has; found by trying, as long ones end early, and from the same tries every time."""
