@@ -144,6 +144,7 @@ def test_json_is_where_the_service_is_and_what_the_admin_port_said(
         run(tmp_path, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert shown.pop("admin_port") > 0
+    assert shown.pop("slos") == [], "nothing is promised of it"
     assert shown == {"pid": 4711, "public_port": 8000, "admin_host": "127.0.0.1", "started_s": 1.0, **SAID}
 
 

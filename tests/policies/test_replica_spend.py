@@ -1,11 +1,13 @@
 """What replicas cost is counted to the day, and what is left of it bounds how many there may be."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.deployment_terms import BudgetTerms
 from headrace.core.money import PICO
-from headrace.policies.replica_spend import HOUR_S, Spend, accrue, allowance
+from headrace.policies.replica_spend import HOUR_S, Ordered, Spend, accrue, allowance, spent_between
 
 MIDNIGHT_S = 1_700_006_400.0
 DAY_S = 24 * HOUR_S
@@ -97,3 +99,25 @@ def test_what_is_allowed_can_be_paid_for(hours: float, spent_pico: int, least: i
     extra = allowed.replicas_max - least
     cost = (least * left_s + extra * min(stay_s, left_s)) * PRICE / HOUR_S
     assert not extra or cost <= TERMS.per_day_pico - spent_pico + (extra + least) * PRICE / HOUR_S / 1e5
+
+
+def test_what_was_spent_in_a_time_that_is_over_is_counted_by_its_orders() -> None:
+    orders = [Ordered(0.0, 1, PRICE), Ordered(HOUR_S, 3, PRICE), Ordered(2 * HOUR_S, 0, PRICE)]
+    assert spent_between(orders, since_s=0.0, until_s=3 * HOUR_S) == (4 * PRICE, 0.0)
+    assert spent_between(orders, since_s=HOUR_S / 2, until_s=1.5 * HOUR_S) == (2 * PRICE, HOUR_S / 2)
+    assert spent_between(orders, since_s=-HOUR_S, until_s=0.0) == (0, 0.0), "nobody knows what was before"
+    assert spent_between([], since_s=0.0, until_s=9.0) == (0, 9.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1000), st.integers(0, 9)), max_size=20),
+    st.lists(st.floats(0, 2000), min_size=2, max_size=6),
+)
+def test_what_parts_of_a_time_cost_comes_to_what_the_whole_did(
+    made: list[tuple[float, int]], cuts: list[float]
+) -> None:
+    orders = [Ordered(at_s, replicas, PRICE) for at_s, replicas in sorted(made)]
+    cuts = sorted(cuts)
+    whole, _ = spent_between(orders, since_s=cuts[0], until_s=cuts[-1])
+    parts = sum(spent_between(orders, since_s=a, until_s=b)[0] for a, b in pairwise(cuts))
+    assert abs(whole - parts) <= 10 * len(cuts) * (len(orders) + 1) * PRICE / HOUR_S / 1e6 + 1

@@ -4,34 +4,34 @@ import argparse
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeVar
 
 import msgspec
 
 from headrace import config
-from headrace.app import refused
-from headrace.cli import common, durations, section_text, status
+from headrace.cli import common, durations, section_text, slo_served, status
 from headrace.config import slos
-from headrace.core import moments
 from headrace.core.clock import SystemClock
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import ConfigError
 from headrace.core.load_records import LoadRun
 from headrace.core.slo import Slo
 from headrace.core.verdicts import Verdict
-from headrace.evidence import page, slo_report
+from headrace.evidence import page, slo_cost, slo_report
+from headrace.evidence.slo_cost import CostFound
 from headrace.policies import load_report, slo_alerts, slo_requests
 from headrace.policies import slo as promises
-from headrace.policies.quality_report import STATUS
+from headrace.policies.quality_report import STATUS, QualityReport
 from headrace.policies.slo import Attainment
 from headrace.policies.slo_requests import Reach
 from headrace.stores.deployments import DeploymentStore
+from headrace.stores.fleet import open_fleet
 from headrace.stores.opening import open_database, open_local
 from headrace.stores.sqlite import DATABASE_NAME
 from headrace.stores.usage_report import UsageReport
 from headrace.telemetry.metrics import SECONDS, TOKEN_SECONDS
 
 _CLOCK = SystemClock()
+Decoded = TypeVar("Decoded")
 _STATUS_HELP = """
 exit status of check: 0 every promise is proven; 1 one is refuted; 2 the operator must change something; 3 not enough samples, or
 not the load that was promised; 4 it could not be judged
@@ -91,6 +91,11 @@ def _add_check(actions: Any) -> None:
         metavar="SPAN",
         help="what the service got that long until now, by its ledger and what it has turned away",
     )
+    check.add_argument(
+        "--quality",
+        metavar="REPORT",
+        help="a report of `headrace eval --json`: only its share of right answers counts as qualified",
+    )
     check.add_argument("--html", metavar="FILE", help="write the same as one page that needs nothing else")
 
 
@@ -122,7 +127,12 @@ def _check_window(arguments: argparse.Namespace, slo: Slo) -> int:
     data, now_s = config.data_directory(arguments.data), _CLOCK.wall_s()
     spans = sorted({*(span for span in _BURN_S if span < arguments.window), arguments.window})
     with closing(UsageReport(open_database(data, must_exist=True))) as report:
-        seen = {span: _served(slo, report, data, since_s=now_s - span) for span in spans}
+        seen = {
+            span: slo_served.served(
+                slo, report, lambda path: status.fetch(data, path)[1], since_s=now_s - span
+            )
+            for span in spans
+        }
     found, notes = seen[arguments.window]
     odds = _at_odds(slo, arguments)
     shown = slo_report.section(
@@ -139,40 +149,21 @@ def _check_window(arguments: argparse.Namespace, slo: Slo) -> int:
         for i, kept in enumerate(found.kept)
     ]
     shown = shown._replace(tables=(*shown.tables, slo_report.burned(burns, names)))
+    cost = _cost(arguments, slo, found, window_s=(now_s - arguments.window, now_s))
+    verdict = slo_cost.with_cost(found.verdict, cost)
     facts = {
         **slo_report.facts(slo, found),
+        "verdict": verdict.value,
         "burn_rates": dict(burns),
+        "cost": msgspec.to_builtins(cost),
         "notes": notes,
         "contradictions": odds,
     }
-    _tell(arguments, slo, shown, facts=facts)
-    return STATUS[found.verdict]
+    _tell(arguments, slo, slo_cost.beside(shown, slo, cost), facts=facts)
+    return STATUS[verdict]
 
 
 _BURN_S = (300.0, 3600.0, 6 * 3600.0, 86_400.0, 3 * 86_400.0)
-
-
-def _served(slo: Slo, report: UsageReport, data: Path, *, since_s: float) -> tuple[Attainment, list[str]]:
-    """What the service got since then, and what of it can't be known."""
-    records = report.each(model=slo.deployment, since_s=since_s)
-    try:
-        path = f"{refused.PATH}?model={quote(slo.deployment)}&since={quote(durations.utc(since_s))}"
-        _, turned_away = status.fetch(data, path)
-    except HeadraceError:
-        turned_away = {}
-        notes = ["No service runs here: what was turned away leaves no record and isn't counted."]
-    else:
-        known_from_s = moments.unix_s(turned_away["known_from"])
-        notes = []
-        if known_from_s > since_s + _MINUTE_S:
-            notes = [
-                f"What was turned away before {turned_away['known_from']} isn't known, and isn't counted."
-            ]
-    alike = slo_requests.of_refusals(turned_away.get("reasons", {}))
-    return promises.attainment(slo, map(slo_requests.of_usage, records), alike=alike), notes
-
-
-_MINUTE_S = 60.0
 
 
 def _check_load(arguments: argparse.Namespace, slo: Slo) -> int:
@@ -196,8 +187,12 @@ def _check_load(arguments: argparse.Namespace, slo: Slo) -> int:
     if verdict is not found.verdict:
         but = "by a generator that didn't keep up" if faults else "not at the load that was promised"
         shown = shown._replace(says=f"{slo_report.WORDS[found.verdict]}, but {but}")
-    _tell(arguments, slo, shown, facts={
-        **slo_report.facts(slo, found), "verdict": verdict.value, "load": reached.value, "generator_faults": faults, "contradictions": odds,
+    window_s = run.began_at_s + run.window.from_s, run.began_at_s + run.window.to_s
+    cost = _cost(arguments, slo, found, window_s=window_s, is_quiet=reached is Reach.BELOW)
+    verdict = slo_cost.with_cost(verdict, cost)
+    _tell(arguments, slo, slo_cost.beside(shown, slo, cost), facts={
+        **slo_report.facts(slo, found), "verdict": verdict.value, "load": reached.value, "generator_faults": faults,
+        "cost": msgspec.to_builtins(cost), "contradictions": odds,
     })  # fmt: skip
     return STATUS[verdict]
 
@@ -209,6 +204,27 @@ _REACHED: dict[Reach, Sequence[str]] = {
     ),
     Reach.ABOVE: ("The load was above the one up to which the promise holds: what was missed breaks none.",),
 }
+
+
+def _cost(
+    arguments: argparse.Namespace,
+    slo: Slo,
+    found: Attainment,
+    *,
+    window_s: tuple[float, float],
+    is_quiet: bool = False,
+) -> CostFound | None:
+    """What a qualified result cost on this data directory in that time; None where nothing is promised of it."""
+    if slo.cost.max_pico is None:
+        return None
+    data, known, right = config.data_directory(arguments.data), slo_cost.NO_ORDERS, None
+    if (data / DATABASE_NAME).exists():
+        with closing(open_fleet(data, clock=_CLOCK)) as store:
+            known = slo_cost.orders(store, slo.deployment)
+    if arguments.quality:
+        report = _decoded(Path(arguments.quality), QualityReport, what="a report of `headrace eval --json`")
+        right = report.candidate.share.estimate
+    return slo_cost.judge(slo, found, known, window_s=window_s, right_share=right, is_quiet=is_quiet)
 
 
 def _tell(arguments: argparse.Namespace, slo: Slo, shown: page.Section, *, facts: dict[str, Any]) -> None:
@@ -244,13 +260,18 @@ def _alerts(arguments: argparse.Namespace) -> None:
         print(text, end="")
 
 
-def _read(path: Path) -> LoadRun:
+def _decoded(path: Path, kind: type[Decoded], *, what: str) -> Decoded:
+    """Raises ConfigError for a file that can't be read or is something else."""
     try:
-        run = msgspec.json.decode(path.read_bytes(), type=LoadRun)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a load test's records ({error})") from error
+        raise ConfigError(f"{path}: not {what} ({error})") from error
+
+
+def _read(path: Path) -> LoadRun:
+    run = _decoded(path, LoadRun, what="a load test's records")
     if len({record.number for record in run.records}) < len(run.records):
         raise ConfigError(f"{path}: not a load test's records (a request is there twice)")
     return run

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace import config
-from headrace.cli import common
+from headrace.cli import common, slo_served
 from headrace.control import api
+from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.outcome import Outcome
+from headrace.evidence import numbers
 from headrace.stores import directory
 
 ANSWER_LIMIT_S = 5.0
@@ -50,6 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     data = config.data_directory(arguments.data)
     while True:
         service, status = fetch(data)
+        status["slos"] = _promises(data, status)
         if arguments.watch and sys.stdout.isatty():
             print(CLEAR, end="")
         if arguments.json:
@@ -79,6 +82,9 @@ def _show(service: dict[str, Any], status: dict[str, Any]) -> None:
             "cold start (s)",
         ),
     )
+    if promised := status.get("slos"):
+        print()
+        _show_promises(promised)
     if rollouts := status.get("rollouts"):
         print()
         common.print_table(
@@ -91,6 +97,12 @@ def _show(service: dict[str, Any], status: dict[str, Any]) -> None:
             [tuple(_shown(row.get(name)) for name in _WORKER) for row in workers],
             headings=[name.replace("_", " ") for name in _WORKER],
         )
+
+
+def _promises(data: Path, status: dict[str, Any]) -> list[dict[str, Any]]:
+    """How what `slos/` promises of these deployments was kept lately."""
+    names = [each["model"] for each in status.get("deployments", []) if each.get("model")]
+    return slo_served.glance(data, names, lambda path: fetch(data, path)[1], now_s=SystemClock().wall_s())
 
 
 def fetch(
@@ -305,6 +317,38 @@ def _rollout_row(row: dict[str, Any]) -> tuple[object, ...]:
         _shown(rollout.get("waits_for") or (last.get("reason") if stage == last.get("result") else None)),
         ", ".join(sizes) or None,
         ", ".join(reasons) or None,
+    )
+
+
+def _show_promises(found: list[dict[str, Any]]) -> None:
+    """What burns fastest comes first."""
+    for each in found:
+        if "problem" in each:
+            print(f"promise {_shown(each['file'])}: {_shown(each['problem'])}")
+    rows = [
+        (
+            each["deployment"],
+            promise["name"],
+            promise["counted"],
+            promise["share"],
+            *promise["burn_rates"].values(),
+        )
+        for each in found
+        for promise in each.get("promises", ())
+    ]
+    if not rows:
+        return
+    rows.sort(key=lambda row: -(row[-1] or 0.0))
+    common.print_table(
+        [
+            (
+                *row[:3],
+                numbers.share(row[3]),
+                *("-" if rate is None else numbers.number(rate) for rate in row[4:]),
+            )
+            for row in rows
+        ],
+        headings=("promised of", "what", "requests (1 h)", "kept", "burn rate (5 min)", "burn rate (1 h)"),
     )
 
 

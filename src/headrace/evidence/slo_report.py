@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from headrace.core import money
 from headrace.core.slo import Metric, Slo
 from headrace.core.verdicts import Verdict
 from headrace.evidence.numbers import number, seconds, share
@@ -168,17 +167,3 @@ def facts(slo: Slo, found: Attainment) -> dict[str, Any]:
             "budget_left_share": each.budget.left_share,
         }
     return {"slo": msgspec.to_builtins(slo), "verdict": found.verdict.value, **built}
-
-
-def cost_found(slo: Slo, *, spent_pico: int, qualified: int) -> tuple[Verdict, str]:
-    """Whether a qualified result cost more than it may, where anything is known of what was spent."""
-    most = slo.cost.max_pico
-    assert most is not None, "nobody asks where nothing is promised"
-    if qualified <= 0:
-        return Verdict.FAIL, "no result was qualified, and something was spent"
-    each = -(-spent_pico // qualified)  # rounded up, to our own disadvantage: an amount is never a float
-    verdict = Verdict.PASS if each <= most else Verdict.FAIL
-    return verdict, (
-        f"{money.format_amount(each)} {slo.cost.currency} for each of {number(qualified)} qualified results,"
-        f" {slo.cost.per_qualified_result_max} is allowed"
-    )

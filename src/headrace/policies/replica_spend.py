@@ -1,5 +1,7 @@
-"""How many replicas can still be paid for today? What they have cost so far, and what the rest of the day needs."""
+"""How many replicas can still be paid for today, and what have they cost? What the day has left, and any time that is over."""
 
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -75,6 +77,32 @@ def allowance(
     return Allowance(
         replicas_min + max(0, free_pico // each_pico), is_short=free_pico <= 0, is_spent=left_pico <= 0
     )
+
+
+class Ordered(NamedTuple):
+    """From this moment on there were to be so many replicas, at that price for an hour of each."""
+
+    at_s: float
+    replicas: int
+    price_pico: int
+
+
+def spent_between(orders: Iterable[Ordered], *, since_s: float, until_s: float) -> tuple[int, float]:
+    """What was spent in that time, in pico-units, and from when on it is known: before the first order nobody knows.
+
+    Args:
+        orders: In their order. Those of several versions of a deployment are one series: while a rollout has two of them,
+            the one that was decided on last counts, and the other's replicas don't.
+    """
+    known = list(orders)
+    if not known:
+        return 0, until_s
+    ends = [*known, Ordered(until_s, 0, 0)]
+    spent = sum(
+        _cost(order.replicas, max(0.0, min(until_s, after.at_s) - max(since_s, order.at_s)), order.price_pico)
+        for order, after in pairwise(ends)
+    )
+    return spent, max(since_s, min(until_s, known[0].at_s))
 
 
 def _cost(replicas: int, seconds: float, price_pico: int) -> int:
