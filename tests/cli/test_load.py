@@ -129,7 +129,7 @@ def test_what_the_operator_must_change_is_said_before_anything_is_sent(
 
 
 def test_without_a_url_a_service_must_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["load", "--data", str(tmp_path)]) == 1
+    assert main(["load", "--data", str(tmp_path)]) == 2
     assert "no service is running" in capsys.readouterr().err
 
 

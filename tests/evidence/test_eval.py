@@ -170,7 +170,7 @@ def test_a_server_that_is_not_there_is_an_error_and_never_a_wrong_answer(tmp_pat
     ("arguments", "words"),
     [
         (("--cases", "document-assistant", "--url", "http://127.0.0.1:1"), "--model"),
-        (("--cases", "document-assistant", "--model", "m"), "--url"),
+        (("--cases", "document-assistant", "--model", "m"), "no service is running"),
         (("--cases", "nothing", "--model", "m", "--url", "http://127.0.0.1:1"), "document-assistant"),
         (("--cases", "document-assistant", "--model", "m", "--url", "ftp://x"), "http://HOST:PORT"),
         (("--cases", "document-assistant", "--model", "m", "--url", "http://x:99999"), "--url"),
@@ -205,11 +205,15 @@ def test_a_model_is_evaluated_through_headrace_as_a_customer_sees_it(tmp_path: P
         url = f"http://127.0.0.1:{service.port}"
         found = report(evaluate(tmp_path, *asked, "--model", "chat", "--url", url))["candidate"]
         unknown = report(evaluate(tmp_path, *asked, "--model", "chat@v9", "--url", f"{url}/v1"))["candidate"]
+        running = report(evaluate(service.data, "--cases", "document-assistant", "--json"))["candidate"]
     assert found["tally"] == {"right": 69, "wrong": 1, "errors": 0}
     assert len(found["revisions"]) == 1
     assert found["revisions"][0]
     assert unknown["tally"]["errors"] == 70
     assert list(unknown["errors"]) == ["404 model_not_found"]
+    assert (running["revisions"], running["tally"]) == (found["revisions"], found["tally"]), (
+        "the one that runs there"
+    )
 
 
 def judged_set(folder: Path) -> str:

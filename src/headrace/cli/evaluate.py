@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace import config
-from headrace.cli import common, evaluate_import, identity, section_text
+from headrace.cli import common, evaluate_import, identity, section_text, target
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, leaves
 from headrace.evidence import cases as case_files
@@ -20,6 +20,7 @@ from headrace.evidence.cases import CaseSet
 from headrace.evidence.judging import Judge
 from headrace.evidence.prompting import Prompting
 from headrace.evidence.quality import Terms
+from headrace.evidence.target import Target
 from headrace.evidence.uses import UseLog
 from headrace.policies import looks
 from headrace.policies.quality import SetKind
@@ -40,8 +41,8 @@ def add(commands: Any) -> None:
         "eval",
         _eval,
         help="put a set of cases to a model, or to two, and say whether it is good enough; exit status 1 where it isn't",
-        example="headrace eval --cases document-assistant --model smollm2-135m-instruct --url http://127.0.0.1:8000 --key file:key.txt\n"
-        "         headrace eval --cases document-assistant --set acceptance --model chat@v4 --compare chat@v3 --url http://127.0.0.1:8000",
+        example="headrace eval --cases document-assistant\n"
+        "         headrace eval --cases document-assistant --set acceptance --model chat@v4 --compare chat@v3",
         with_json=True,
     )
     parser.epilog = f"{parser.epilog}\n{_STATUS_HELP}"
@@ -66,21 +67,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="which set is meant, tuning or acceptance; a use of the latter is recorded (default: tuning)",
     )
-    parser.add_argument("--model", metavar="M", help="the model, as the server calls it")
-    parser.add_argument("--url", metavar="URL", help="an OpenAI-compatible server")
-    parser.add_argument("--key", default="", metavar="REF", help="its key: env:NAME or file:PATH")
-    parser.add_argument(
-        "--ca",
-        default="",
-        metavar="FILE",
-        help="PEM file of the authorities that may sign the certificates of servers with https:// (default: those of the system)",
-    )
-    parser.add_argument(
-        "--certificate",
-        default="",
-        metavar="FILE",
-        help="PEM file with the own certificate of the server at --url: it is trusted and no other, whatever its name is",
-    )
+    target.add_options(parser, is_positional=False)
     parser.add_argument("--compare", metavar="M2", help="the accepted model, asked the same cases")
     parser.add_argument("--compare-url", metavar="URL", help="its server, if it's another")
     parser.add_argument("--compare-key", default="", metavar="REF", help="the key of that other server")
@@ -183,17 +170,15 @@ def _eval(arguments: argparse.Namespace) -> int:
         )
         print(header.digest)
         return PASSED
-    for option in ("model", "url"):
-        if not getattr(arguments, option):
-            raise ConfigError(f"--{option} is needed to ask anybody")
-    _check_trust(arguments)
     _check_wishes(arguments)
+    own = target.chosen(arguments)
+    _check_trust(arguments, own)
     path = case_files.find(arguments.cases, arguments.set, data=data)
     cases = case_files.load(path, expected=arguments.set)
-    judge = _judge(arguments)
+    judge = _judge(arguments, own)
     if judge is None and case_files.needs_judge(cases.cases):
         raise ConfigError(f"{path} has cases with a rubric: name the model that judges them with --judge")
-    report = _run(arguments, cases, judge, data)
+    report = _run(arguments, own, cases, judge, data)
     sections = quality_text.sections(report, is_listed=arguments.list or arguments.unseal)
     if arguments.html:
         title = f"Quality of {report.candidate.label} on {report.set.name}"
@@ -205,10 +190,10 @@ def _eval(arguments: argparse.Namespace) -> int:
     return PASSED if report.verdict is None else STATUS[report.verdict]
 
 
-def _check_trust(arguments: argparse.Namespace) -> None:
+def _check_trust(arguments: argparse.Namespace, asked: Target) -> None:
     """Raises ConfigError for files that would not be looked at: no server speaks TLS with us."""
-    own = (arguments.compare_url, arguments.judge_url)
-    for option, urls in (("ca", (arguments.url, *own)), ("certificate", (arguments.url,))):
+    others = (arguments.compare_url, arguments.judge_url)
+    for option, urls in (("ca", (asked.url, *others)), ("certificate", (asked.url,))):
         if getattr(arguments, option) and not any((url or "").startswith("https:") for url in urls):
             raise ConfigError(f"--{option} is for a server with https://, and there is none")
 
@@ -226,15 +211,17 @@ def _check_wishes(arguments: argparse.Namespace) -> None:
         raise ConfigError("--prefer is about two models: name the accepted one with --compare")
 
 
-def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, data: Path) -> QualityReport:
-    candidate = _asker(arguments, arguments.model)
+def _run(
+    arguments: argparse.Namespace, own: Target, cases: CaseSet, judge: Judge | None, data: Path
+) -> QualityReport:
+    candidate = _asker(arguments, own, own.model)
     accepted = None
     if arguments.compare:
-        accepted = _asker(arguments, arguments.compare, "compare")
+        accepted = _asker(arguments, own, arguments.compare, "compare")
     log = look = None
     if cases.header.set is SetKind.ACCEPTANCE:
         log = UseLog(data, actor=identity.actor(), clock=_CLOCK)
-        models = [arguments.model, *([arguments.compare] if arguments.compare else [])]
+        models = [own.model, *([arguments.compare] if arguments.compare else [])]
         look = log.begin(cases, models=models, purpose=arguments.purpose, is_unsealed=arguments.unseal)
     terms = Terms(
         margin=arguments.margin if accepted is not None else None,
@@ -253,7 +240,7 @@ def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, dat
                 terms=terms,
                 clock=_CLOCK,
                 judge=judge,
-                prompting=_prompting(arguments),
+                prompting=_prompting(arguments, own),
                 is_calibrated=arguments.calibrate,
                 asks_preference=arguments.prefer,
                 is_open=arguments.unseal,
@@ -270,39 +257,39 @@ def _run(arguments: argparse.Namespace, cases: CaseSet, judge: Judge | None, dat
     return report
 
 
-def _asker(arguments: argparse.Namespace, model: str, whose: str = "") -> Asker:
-    return Asker(model=model, **_server(arguments, whose))
+def _asker(arguments: argparse.Namespace, own: Target, model: str, whose: str = "") -> Asker:
+    return Asker(model=model, **_server(arguments, own, whose))
 
 
-def _server(arguments: argparse.Namespace, whose: str = "") -> dict[str, Any]:
+def _server(arguments: argparse.Namespace, own: Target, whose: str = "") -> dict[str, Any]:
     """Whoever has a server of its own gets the key that is named for it, and never the other server's nor its certificate."""
-    url, key = arguments.url, "key"
-    if whose and (own_url := getattr(arguments, f"{whose}_url")):
-        url, key = own_url, f"{whose}_key"
-    reference = getattr(arguments, key)
-    secret = config.resolve_secret(reference, key=f"--{key.replace('_', '-')}") if reference else ""
+    url, secret, certificate = own.url, own.key, own.certificate
+    if whose and (other_url := getattr(arguments, f"{whose}_url")):
+        reference = getattr(arguments, f"{whose}_key")
+        url, certificate = other_url, ""
+        secret = config.resolve_secret(reference, key=f"--{whose}-key") if reference else ""
     return {
         "url": url,
         "key": secret,
         "deadline_s": arguments.deadline,
         "clock": _CLOCK,
-        "ca_file": arguments.ca,
-        "certificate": arguments.certificate if key == "key" else "",
+        "ca_file": own.ca_file,
+        "certificate": certificate,
     }
 
 
-def _prompting(arguments: argparse.Namespace) -> Prompting:
+def _prompting(arguments: argparse.Namespace, own: Target) -> Prompting:
     embedder = None
     if arguments.embedding_model:
-        embedder = Embedder(model=arguments.embedding_model, **_server(arguments))
+        embedder = Embedder(model=arguments.embedding_model, **_server(arguments, own))
     return Prompting(arguments.narrow, embedder, arguments.refusal_rule)
 
 
-def _judge(arguments: argparse.Namespace) -> Judge | None:
+def _judge(arguments: argparse.Namespace, own: Target) -> Judge | None:
     if not arguments.judge:
         return None
     return Judge(
-        _asker(arguments, arguments.judge, "judge"),
+        _asker(arguments, own, arguments.judge, "judge"),
         pinned=arguments.judge_revision,
         pinned_prompt=arguments.judge_prompt,
     )

@@ -16,13 +16,14 @@ from headrace.evidence.target import Target
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """`URL`, `--model`, `--key`, `--ca`, `--certificate`."""
+def add_options(parser: argparse.ArgumentParser, *, is_positional: bool = True) -> None:
+    """`URL` or `--url URL`, `--model`, `--key`, `--ca`, `--certificate`."""
+    url: dict[str, Any] = {"nargs": "?"} if is_positional else {}
     parser.add_argument(
-        "url",
-        nargs="?",
+        "url" if is_positional else "--url",
         metavar="URL",
         help="an OpenAI-compatible server (default: the service that runs on the data directory)",
+        **url,
     )
     parser.add_argument(
         "--model", metavar="M", help="the model, as the server calls it (default: the service's first)"
@@ -48,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(arguments: argparse.Namespace, *, task: str = "chat") -> Target:
-    """What the options name. Raises ConfigError, and HeadraceError where no service runs."""
+    """What the options name. Raises ConfigError."""
     key = config.resolve_secret(arguments.key, key="--key") if arguments.key else ""
     if not arguments.url:
         return of_service(
@@ -73,8 +74,11 @@ def of_service(
     certificate: str = "",
     task: str = "chat",
 ) -> Target:
-    """A model of the service that runs there. Raises ConfigError, HeadraceError."""
-    service, now = status.fetch(data)
+    """A model of the service that runs there. Raises ConfigError, also where none runs: of a check nothing is known then."""
+    try:
+        service, now = status.fetch(data)
+    except HeadraceError as error:
+        raise ConfigError(str(error)) from error
     offered = [each["model"] for each in now["deployments"] if each["ready"] and task in each["tasks"]]
     name = model or next(iter(offered), "")
     if name.partition("@")[0] not in offered:
@@ -84,7 +88,7 @@ def of_service(
         try:
             key = system_key.read(data)
         except OSError as error:
-            raise HeadraceError(
+            raise ConfigError(
                 f"the key that the service asks itself with can't be read ({error.strerror}): name another with --key"
             ) from error
     return Target(url_of(service), name, key, ca_file, certificate)
