@@ -39,7 +39,7 @@ def test_every_heading_of_a_plan_from_published_figures_says_so(
     page = tmp_path / "plan.html"
     assert main(["capacity", str(PLANS / "published-8b.toml"), *QUICK, "--html", str(page)]) in (0, 3)
     text = page.read_text()
-    assert text.count("<h2>") == text.count("(published figures)</h2>") == 6
+    assert text.count("<h2>") == text.count("(published figures)</h2>") == 7
     assert "right to 30 %" in text
     shown = capsys.readouterr().out
     assert "fp8 weights and cache" in shown
@@ -99,6 +99,7 @@ def test_from_a_record_the_true_capacity_follows_within_five_percent(
     main(command)
     found = json.loads(capsys.readouterr().out)
     assert found["is_measured"] is True
+    assert found["basis"] == "measured"
     assert found["time_s"] == pytest.approx(1.01, rel=0.05)
     assert 8 / found["time_s"] == pytest.approx(7.92, rel=0.05)
     assert found["replicas"] == 5
@@ -126,7 +127,147 @@ def test_a_workload_is_played_to_a_fleet(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["simulate", "--replicas", "1", "--slots", "1", "--rate", "2", *pace]) == 1
     shown = capsys.readouterr().out
     assert "given figures, not measured" in shown
-    assert shown.endswith("fail: 99 % are promised\n")
+    assert "\nfail\n" in shown
+    assert "kept                         99 %" in shown
+
+
+PACED = (
+    "--prefill",
+    "8000",
+    "--step",
+    "20",
+    "--duration",
+    "60",
+    "--runs",
+    "2",
+    "--replicas",
+    "8",
+    "--rate",
+    "2",
+)
+SLO = """deployment = "demo"
+failure_share_max = 0.05
+[[objectives]]
+metric = "ttft"
+within_ms = 2000
+share = 0.9
+[load]
+requests_per_s_max = 1.2
+[cost]
+per_qualified_result_max = 0.001
+"""
+
+
+@pytest.fixture
+def promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with an SLO by the name of `demo`."""
+    (tmp_path / "slos").mkdir()
+    (tmp_path / "slos" / "demo.toml").write_text(SLO)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_workload_is_judged_by_an_slo_and_written_in_every_form(
+    promised: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *PACED, "--slo", "demo", "--csv", "s.csv", "--html", "s.html"]) == 0
+    shown = capsys.readouterr().out
+    assert "- ttft 2000 ms" in shown
+    assert "slos/demo.toml" in shown
+    rows = (promised / "s.csv").read_text().splitlines()
+    assert rows[0] == "figure,mean,from,to,basis"
+    assert any(row.startswith("ttft_p99_s,0.") for row in rows)
+    assert all(row.endswith('not measured"') for row in rows[1:])
+    assert "given figures, not measured" in (promised / "s.html").read_text()
+    assert main(["simulate", *PACED, "--slo", "demo", "--ttft", "1"]) == 2
+    assert "leave out --ttft" in capsys.readouterr().err
+    assert main(["simulate", *PACED, "--slo", "dem"]) == 2
+    assert "one of those there: demo" in capsys.readouterr().err
+
+
+PLAN = """name = "demo"
+[load]
+rate_per_s = 1
+peak = 1.5
+input_tokens = 100
+output_tokens = 50
+[spare]
+losses = 0
+[replica]
+prefill_tokens_per_s = 8000
+step_s = 0.01
+[replica.memory]
+device_mib = 24000
+parameters = 8e9
+weights_bits = 16
+[replica.memory.architecture]
+layers = 32
+kv_heads = 8
+head_size = 128
+embedding = 4096
+feed_forward = 14336
+vocabulary = 128256
+[[choices]]
+name = "small"
+[choices.replica]
+prefill_tokens_per_s = 8000
+step_s = 0.01
+[choices.replica.memory]
+device_mib = 12000
+[costs]
+date = "2026-11-30"
+replica_hour = "1"
+"""
+
+
+def test_a_plan_takes_its_target_from_an_slo_and_its_slots_from_memory(
+    promised: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (promised / "plan.toml").write_text(PLAN + '[promise]\nslo = "demo"\n')
+    command = ["capacity", "plan.toml", "--data", "data", *QUICK]
+    assert main([*command, "--json", "--csv", "p.csv", "--html", "p.html"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["basis"].startswith("published figures, not measured")
+    planned, small = found["memory"]
+    assert planned["bound"] == "memory"
+    assert planned["at_once"] == found["plan"]["replica"]["at_once"] == planned["room"]["requests"] > 10
+    assert small["at_once"] == 0
+    assert [each["replicas"] for each in found["options"]] == [1, None]
+    assert [kept["name"] for kept in found["situations"][0]["figures"]["kept"]] == [
+        "answered whole",
+        "ttft 2000 ms",
+    ]
+    rows = (promised / "p.csv").read_text().splitlines()
+    assert 'options[0].replicas,1,"published figures, not measured, +-30 %"' in rows
+    text = (promised / "p.html").read_text()
+    assert "The SLO holds up to 1.2 requests/s, and the peak is 1.5." in text
+    assert "does not fit" in text
+    assert "0.001 USD at most, at the normal load" in text
+    assert "headrace capacity plan.toml --runs 2 --requests 400" in text
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by", "says"),
+    [
+        ("[load]\nrequests", "[load]\ninput_tokens_max = 99\nrequests", "covers requests of at most 99"),
+        ("[cost]\n", '[cost]\ncurrency = "EUR"\n', "nothing converts them"),
+    ],
+)
+def test_an_slo_that_a_plan_cannot_be_held_to_is_refused(
+    replaced: str, by: str, says: str, promised: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (promised / "slos" / "demo.toml").write_text(SLO.replace(replaced, by))
+    (promised / "plan.toml").write_text(PLAN)
+    assert main(["capacity", "plan.toml", "--data", "data", "--slo", "demo", *QUICK]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_result_that_costs_more_than_the_slo_says_fails_the_plan(
+    promised: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (promised / "plan.toml").write_text(PLAN.replace('"1"', '"100"'))
+    assert main(["capacity", "plan.toml", "--data", "data", "--slo", "demo", *QUICK]) == 1
+    assert "fail: 0.001 USD at most" in capsys.readouterr().out
 
 
 def test_without_a_pace_nothing_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,3 +123,17 @@ def test_a_folder_stands_for_its_files_and_an_empty_one_for_a_mistake(
     monkeypatch.chdir(tmp_path / "slos")
     with pytest.raises(ConfigError, match="no SLO file"):
         slos.find([])
+
+
+def test_a_name_is_that_of_a_file_in_slos_and_a_path_is_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="one of those there: none"):
+        slos.named("chat")
+    (tmp_path / "slos").mkdir()
+    (tmp_path / "slos" / "chat.toml").touch()
+    assert slos.named("chat") == Path("slos/chat.toml")
+    assert slos.named("other/chat.toml") == Path("other/chat.toml")
+    with pytest.raises(ConfigError, match=r"no SLO 'chats' in slos/.*one of those there: chat"):
+        slos.named("chats")

@@ -22,6 +22,23 @@ def test_no_work_needs_no_replica() -> None:
     assert (sizing.replicas, sizing.utilisation) == (0, 0.0)
 
 
+@given(
+    rate=st.floats(0.0, 1e6),
+    time_s=st.floats(0.0, 1e4),
+    per_replica=st.integers(1, 1000),
+    spare=st.floats(0.0, 10.0),
+)
+def test_the_fleet_carries_the_load_with_its_spare_and_one_fewer_does_not(
+    rate: float, time_s: float, per_replica: int, spare: float
+) -> None:
+    sizing = capacity.size(rate_per_s=rate, time_s=time_s, per_replica=per_replica, spare_share=spare)
+    wanted = rate * time_s * (1 + spare)
+    assert sizing.replicas * per_replica >= wanted - 1e-6 * per_replica
+    assert (sizing.replicas - 1) * per_replica < wanted or not sizing.replicas
+    assert sizing.carrying <= sizing.replicas
+    assert sizing.utilisation <= 1 / (1 + spare) + 1e-6
+
+
 @given(whole=st.integers(1, 10_000), per_replica=st.integers(1, 500), rate=st.floats(0.1, 5000))
 def test_a_load_of_so_many_full_replicas_needs_no_one_more(whole: int, per_replica: int, rate: float) -> None:
     time_s = whole * per_replica / rate
@@ -66,7 +83,7 @@ def test_what_the_spare_of_the_founding_example_pays_for(
     replicas: int, utilisation: float, full: float, after_loss: float
 ) -> None:
     """How full a replica is by chance, and what is left when one is lost."""
-    seen = capacity.occupancy(2000, per_replica=200, replicas=replicas)
+    seen = capacity.occupancy(lambda _: 2000.0, per_replica=200, replicas=replicas)
     assert seen.utilisation == pytest.approx(utilisation, abs=0.005)
     assert seen.full_share == pytest.approx(full, rel=0.15)
     assert seen.utilisation_after_loss == pytest.approx(after_loss, abs=0.005)
@@ -75,13 +92,36 @@ def test_what_the_spare_of_the_founding_example_pays_for(
 
 
 def test_one_common_queue_needs_eleven_so_the_spare_is_not_for_chance() -> None:
-    seen = capacity.occupancy(2000, per_replica=200, replicas=11)
+    seen = capacity.occupancy(lambda _: 2000.0, per_replica=200, replicas=11)
     assert seen.waiting_share == pytest.approx(6e-6, rel=0.2)
     assert capacity.whole(staffing.slots_by_square_root(2000, waiting_share=0.01) / 200) == 11
 
 
+@given(
+    rate=st.floats(0.01, 500.0),
+    alone_s=st.floats(0.01, 20.0),
+    each_s=st.floats(0.0, 0.5),
+    per_replica=st.integers(1, 256),
+    replicas=st.integers(1, 64),
+)
+def test_what_is_in_progress_is_the_rate_times_the_time_that_it_takes_with_so_many(
+    rate: float, alone_s: float, each_s: float, per_replica: int, replicas: int
+) -> None:
+    """Little's law holds with the time that the load itself brings about, until a replica runs no more at once."""
+
+    def load(number: int) -> float:
+        return capacity.in_progress(
+            rate_per_s=rate, alone_s=alone_s, each_s=each_s, per_replica=per_replica, replicas=number
+        )
+
+    found = load(replicas)
+    at_once = min(per_replica, found / replicas)
+    assert found == pytest.approx(rate * (alone_s + each_s * at_once))
+    assert load(replicas + 1) <= found * (1 + 1e-9), "on more replicas each request is quicker"
+
+
 def test_who_loses_the_only_replica_has_none() -> None:
-    seen = capacity.occupancy(10, per_replica=200, replicas=1)
+    seen = capacity.occupancy(lambda _: 10.0, per_replica=200, replicas=1)
     assert (seen.utilisation_after_loss, seen.full_share_after_loss) == (math.inf, 1.0)
     assert not seen.survives_loss
 

@@ -49,21 +49,47 @@ def test_the_fewer_results_qualify_the_dearer_each_is(share: float, rate: float)
 
 
 def test_the_price_pays_for_ready_capacity_from_some_utilisation_on() -> None:
-    """A request brings 0.0014; 20 a second at full use, of which 87.3 % qualify, bring 88; 33 an hour is ready."""
+    """A request brings 0.0014; 20 attempts a second at full use are 18.2 requests, of which 87.3 % qualify; 33 an hour is ready."""
     found = cost.break_even(COSTS, replicas=10, full_rate_per_s=20.0, input_tokens=1000, output_tokens=100)
-    brings = 0.0014 * 20 * 3600 * 0.99 * 0.98 * 0.9
+    brings = 0.0014 * 20 / 1.1 * 3600 * 0.99 * 0.98 * 0.9
+    network = 0.1 * 20 * 3600 * 100 * 200 / 1e9
     assert found.ready_hour == 33 * money.PICO
-    assert found.utilisation == pytest.approx(33 / brings)
+    assert found.full_hour == pytest.approx(brings * money.PICO)
+    assert found.network_hour == pytest.approx(network * money.PICO)
+    assert found.utilisation == pytest.approx(33 / (brings - network))
     dearer = cost.break_even(
         COSTS, replicas=10, full_rate_per_s=20.0, input_tokens=1000, output_tokens=100, price_factor=2.0,
         cost_factor=0.5,
     )  # fmt: skip
-    assert dearer.utilisation == pytest.approx(33 / brings / 4)
+    assert dearer.utilisation == pytest.approx(33 / 2 / (2 * brings - network / 2))
 
 
-def test_what_is_not_sold_never_pays() -> None:
-    free = msgspec.structs.replace(COSTS, price_input_mtok="", price_output_mtok="")
-    found = cost.break_even(free, replicas=1, full_rate_per_s=1.0, input_tokens=1, output_tokens=1)
+@given(
+    replicas=st.integers(1, 50),
+    rate=st.floats(0.5, 100.0),
+    output=st.integers(1, 2000),
+    attempts=st.floats(1.0, 3.0),
+    accepted=st.floats(0.1, 1.0),
+)
+def test_at_the_break_even_an_hour_brings_what_it_costs(
+    replicas: int, rate: float, output: int, attempts: float, accepted: float
+) -> None:
+    terms = msgspec.structs.replace(COSTS, attempts=attempts, accepted=accepted)
+    found = cost.break_even(
+        terms, replicas=replicas, full_rate_per_s=rate, input_tokens=1000, output_tokens=output
+    )
+    assert found.utilisation is not None
+    use = Use("even", rate / attempts * found.utilisation, replicas, found.utilisation)
+    hour = cost.bill(terms, use, output_tokens=output)
+    assert hour.qualified * (1000 + 4 * output) / 1e6 * money.PICO == pytest.approx(hour.total, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"price_input_mtok": "", "price_output_mtok": ""}, {"network_gb": "1000"}]
+)
+def test_what_is_not_sold_or_brings_less_than_its_own_network_never_pays(changes: dict[str, str]) -> None:
+    poor = msgspec.structs.replace(COSTS, **changes)
+    found = cost.break_even(poor, replicas=1, full_rate_per_s=1.0, input_tokens=1, output_tokens=1)
     assert found.utilisation is None
 
 

@@ -65,6 +65,13 @@ def test_latent_attention_keeps_one_compressed_vector_for_all_heads() -> None:
     assert cache_bytes(latent, 1000) == 61 * (512 + 64) * 2 * 1000 * 2
 
 
+def test_devices_share_the_heads_of_a_cache_and_beyond_them_keep_copies() -> None:
+    eight = Architecture(1, 8, 1, 8, 8, 0)
+    assert [eight.cache_copies(devices) for devices in (1, 8, 16)] == [1, 1, 2]
+    latent = Architecture(1, 8, 1, 8, 8, 0, latent_size=4)
+    assert [latent.cache_copies(devices) for devices in (1, 8)] == [1, 8]
+
+
 def test_values_may_be_of_another_size_than_keys() -> None:
     assert cache_bytes(Architecture(1, 2, 192, 64, 64, 0, value_size=128), 10) == 2 * (192 + 128) * 2 * 10 * 2
 

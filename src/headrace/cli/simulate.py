@@ -1,18 +1,23 @@
 """`headrace simulate`: how would a fleet fare under a workload? On a virtual clock, by the policies that serve it."""
 
 import argparse
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace import config
-from headrace.cli import common
+from headrace.cli import common, section_text
+from headrace.config import slos
 from headrace.core.capacity_plan import PromiseTerms, ReplicaTerms
 from headrace.core.errors import ConfigError
+from headrace.core.slo import Slo
 from headrace.core.verdicts import Interval
-from headrace.evidence import requests, simulate, simulate_load
+from headrace.evidence import page, requests, simulate, simulate_load, tables
 from headrace.evidence.numbers import number, seconds, share
+from headrace.evidence.page import Section, Table
 from headrace.evidence.simulate import Case, Figures
 from headrace.policies.quality_report import STATUS
 from headrace.stores.capacity import CapacityStore
@@ -21,8 +26,9 @@ from headrace.stores.opening import open_local
 _STATUS_HELP = """
 exit status: 0 the promise holds; 1 it doesn't; 2 the operator must change something; 3 not enough runs to say
 """
+_KEPT = "attainment"
 _SHOWN = (
-    ("attainment", "kept", share), ("refused", "refused", share), ("busy", "slots in use", share),
+    (_KEPT, "kept", share), ("excused", "too long to be promised", share), ("refused", "refused", share), ("busy", "slots in use", share),
     ("ttft_p50_s", "TTFT p50", seconds), ("ttft_p99_s", "TTFT p99", seconds),
     ("total_p50_s", "total p50", seconds), ("total_p99_s", "total p99", seconds),
 )  # fmt: skip
@@ -81,6 +87,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     add_one("--ttft", type=common.above_zero, metavar="S", help="promised time to the first token")
     add_one("--tpot", type=common.above_zero, metavar="S", help="promised time for each further token")
+    add_one("--total", type=common.above_zero, metavar="S", help="promised time to the end")
     add_one(
         "--share",
         type=_share,
@@ -88,6 +95,9 @@ def add(commands: Any) -> None:
         metavar="P",
         help="of the requests that are promised it (default: 0.99)",
     )
+    add_one("--slo", metavar="NAME", help="what is promised, instead: a file, or the name of one in slos/")
+    add_one("--csv", metavar="FILE", help="write every figure as a row")
+    add_one("--html", metavar="FILE", help="write the same as one page that needs nothing else")
 
 
 def _share(text: str) -> float:
@@ -100,36 +110,98 @@ def _share(text: str) -> float:
 def _simulate(arguments: argparse.Namespace) -> int:
     workload = requests.load(arguments.workload, data=config.data_directory(arguments.data))
     replica = _replica(arguments)
+    slo, notes = _slo(arguments)
+    terms = PromiseTerms(
+        share=arguments.share, ttft_s=arguments.ttft, tpot_s=arguments.tpot, total_s=arguments.total
+    )
     case = Case(
         simulate_load.of_workload(workload, seconds=arguments.duration, rate_per_s=arguments.rate),
         simulate_load.pace_of(replica),
-        simulate_load.promise_of(PromiseTerms(arguments.share, arguments.ttft, arguments.tpot)),
+        simulate_load.promise_of(terms) if slo is None else simulate_load.promise_of_slo(slo),
         arguments.duration,
+        arguments.share,
+        slo,
         arguments.lose,
     )
     seeds = range(arguments.seed, arguments.seed + arguments.runs)
     figures = simulate.replicate(case, arguments.replicas, seeds=seeds)
-    verdict = figures.verdict(arguments.share)
-    if arguments.json:
-        common.print_json(
-            {"verdict": verdict.value, "is_measured": arguments.record is not None}
-            | msgspec.to_builtins(figures._asdict())
+    basis = "measured" if arguments.record else "given figures, not measured"
+    section = _section(figures, workload.name, basis, [_bounds(arguments), *notes])
+    if arguments.csv:
+        rows = [(each.field, *msgspec.structs.astuple(each.figure), basis) for each in _lines(figures)]
+        text = tables.csv_text(("figure", "mean", "from", "to", "basis"), rows)
+        Path(arguments.csv).write_text(text, encoding="utf-8")
+    if arguments.html:
+        facts = [("replicas", str(figures.replicas)), ("figures", basis)]
+        Path(arguments.html).write_text(
+            page.page(f"Simulation: {workload.name}", [section], facts=facts), encoding="utf-8"
         )
-        return STATUS[verdict]
-    source = "measured" if arguments.record else "given figures, not measured"
-    print(f"{workload.name} on {arguments.replicas} replicas ({source}): {figures.runs} runs,"
-          f" {number(figures.requests)} requests counted, the first {share(simulate.WARMUP_SHARE)} of each run left out\n")  # fmt: skip
-    common.print_table(list(_rows(figures)), headings=("", "mean", "from", "to"))
-    print(f"\n{verdict.value}: {share(arguments.share)} are promised")
-    return STATUS[verdict]
+    if arguments.json:
+        named = {**figures._asdict(), "kept": [each._asdict() for each in figures.kept]}
+        common.print_json(
+            {"verdict": figures.verdict.value, "basis": basis, "is_measured": arguments.record is not None}
+            | msgspec.to_builtins(named)
+        )
+    else:
+        section_text.print_sections([section])
+    return STATUS[figures.verdict]
 
 
-def _rows(figures: Figures) -> list[tuple[str, ...]]:
-    rows = []
-    for field, name, written in _SHOWN:
-        interval: Interval = getattr(figures, field)
-        rows.append((name, *(written(each) for each in (interval.estimate, interval.low, interval.high))))
-    return rows
+def _slo(arguments: argparse.Namespace) -> tuple[Slo | None, list[str]]:
+    """What is promised, if a file of its own says it, and what of that isn't judged here."""
+    if not arguments.slo:
+        return None, []
+    if given := [name for name in ("ttft", "tpot", "total") if getattr(arguments, name) is not None]:
+        raise ConfigError(
+            f"--slo says what is promised: leave out {', '.join(f'--{name}' for name in given)}"
+        )
+    return simulate_load.simulated(slos.load(slos.named(arguments.slo)))
+
+
+def _bounds(arguments: argparse.Namespace) -> str:
+    """What a request must be within, in words."""
+    if arguments.slo:
+        return f"Promised is {slos.named(arguments.slo)}, each of its promises by itself; kept are all of them together."
+    bounds = (("TTFT", arguments.ttft), ("TPOT", arguments.tpot), ("total", arguments.total))
+    within = ", ".join(f"{name} {seconds(bound)}" for name, bound in bounds if bound is not None)
+    return f"Promised is an answer within {within}." if within else "Promised is a whole answer, in any time."
+
+
+class _Line(NamedTuple):
+    """A figure by the name that programs and people know it by, and how it is written for these."""
+
+    field: str
+    name: str
+    promised: float | None
+    figure: Interval
+    write: Callable[[float | None], str]
+
+
+def _lines(figures: Figures) -> Iterator[_Line]:
+    together = next((each.share for each in figures.kept if each.name == simulate.TOGETHER), None)
+    for field, name, write in _SHOWN:
+        yield _Line(field, name, together if field == _KEPT else None, getattr(figures, field), write)
+        if field == _KEPT and together is None:
+            for each in figures.kept:
+                yield _Line(each.name, f"- {each.name}", each.share, each.reached, share)
+
+
+def _section(figures: Figures, name: str, basis: str, notes: Sequence[str]) -> Section:
+    rows = [
+        (
+            line.name,
+            "" if line.promised is None else share(line.promised),
+            *map(line.write, msgspec.structs.astuple(line.figure)),
+        )
+        for line in _lines(figures)
+    ]
+    prose = (
+        f"{figures.runs} runs, {number(figures.requests)} requests counted, the first {share(simulate.WARMUP_SHARE)} of each run"
+        " left out; bounds by Student's t (95 %), a run being one sample.",
+        *notes,
+    )
+    table = Table(("", "promised", "mean", "from", "to"), rows)
+    return Section(f"{name} on {figures.replicas} replicas ({basis})", prose, [table], (), figures.verdict)
 
 
 def _replica(arguments: argparse.Namespace) -> ReplicaTerms:

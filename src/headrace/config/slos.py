@@ -24,6 +24,17 @@ def find(given: Sequence[str]) -> list[Path]:
     return files.find(given, folder=FOLDER, kind="SLO", see="docs/concepts/slo.md")
 
 
+def named(given: str) -> Path:
+    """A path as it is; a name as that of a file in `slos/`. Raises ConfigError with the names that there are."""
+    if "/" in given or given.endswith(".toml"):
+        return Path(given)
+    folder = Path(FOLDER)
+    if (file := folder / f"{given}.toml").is_file():
+        return file
+    known = ", ".join(sorted(each.stem for each in folder.glob("*.toml"))) or "none"
+    raise ConfigError(f"no SLO {given!r} in {folder}/: give a .toml file, or one of those there: {known}")
+
+
 def load(path: Path) -> Slo:
     """Raises ConfigError naming file, key and what it takes."""
     return parse(files.read(path, bytes_max=FILE_BYTES_MAX), file=str(path))

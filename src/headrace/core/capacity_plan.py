@@ -37,12 +37,62 @@ class LoadTerms(Section, frozen=True):
 
 
 class PromiseTerms(Section, frozen=True):
-    """What `share` of the requests must be within."""
+    """What `share` of the requests must be within, all bounds together.
 
+    Attributes:
+        slo: Or a file in `slos/`, by its name: its objectives take the place of everything here.
+    """
+
+    slo: str = ""
     share: Proper = 0.99
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None
     total_s: Seconds | None = None
+
+
+class ArchitectureTerms(Section, frozen=True):
+    """What is published of a model's architecture; policies.memory_plan.Architecture says what each key is."""
+
+    layers: Positive
+    kv_heads: Positive
+    head_size: Positive
+    embedding: Positive
+    feed_forward: Positive
+    vocabulary: Positive
+    value_size: Count = 0
+    latent_size: Count = 0
+    position_size: Count = 0
+    window_tokens: Count = 0
+    windowed_layers: Count = 0
+
+
+class MemoryTerms(Section, frozen=True):
+    """What a replica's memory holds, from which follows how many requests it can run at once.
+
+    Attributes:
+        device_mib: Memory of one device.
+        devices: Of one replica, between which weights and cache are split.
+        used_share: Of a device's memory that the engine may use.
+        reserved_mib: Of each device, what the engine and one step's computing take; None as the memory plan has it.
+        model: Weights that are here, by their name or their path; in a choice, "" and no `architecture` means as of the first.
+        parameters: Of the model; 0 as its files say.
+        weights_bits: Of one parameter; 0 for weights as large as their files.
+        batch_tokens: Of one step.
+        context_tokens: That each request reserves, as the embedded engine does; 0 for an engine that pages, where a request
+            has what it needs.
+    """
+
+    device_mib: Positive
+    devices: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+    used_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    reserved_mib: Count | None = None
+    model: str = ""
+    architecture: ArchitectureTerms | None = None
+    parameters: Annotated[float, msgspec.Meta(ge=0, le=1e14)] = 0.0
+    weights_bits: Annotated[float, msgspec.Meta(ge=0, le=64)] = 0.0
+    kv_cache_type: str = "f16"
+    batch_tokens: Positive = 2048
+    context_tokens: Count = 0
 
 
 class ReplicaTerms(Section, frozen=True):
@@ -50,14 +100,14 @@ class ReplicaTerms(Section, frozen=True):
 
     Attributes:
         source: Where the figures are from, with a date.
-        at_once: Requests that it runs and still serves well.
+        at_once: Requests that it runs and still serves well, at most; 0 for what `memory` and the promise allow.
         time_s: What a request takes then, as `time_share` of them do, or all in the mean where that is 0.
         time_spread: Standard deviation of the times over their mean.
         prefill_tokens_per_s, step_s, step_per_active_s: Its pace; 0 where only times are known.
         start_s: Until another one answers.
     """
 
-    at_once: Positive
+    at_once: Count = 0
     source: str = ""
     time_s: Seconds = 0.0
     time_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
@@ -67,6 +117,7 @@ class ReplicaTerms(Section, frozen=True):
     step_s: Seconds = 0.0
     step_per_active_s: Seconds = 0.0
     start_s: Seconds = 60.0
+    memory: MemoryTerms | None = None
 
 
 class SpareTerms(Section, frozen=True):

@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 
 from headrace.core import money
-from headrace.core.capacity_plan import CapacityPlan
-from headrace.core.verdicts import Interval
-from headrace.evidence.capacity import Answer, Situation
+from headrace.core.verdicts import Interval, Verdict
+from headrace.evidence.capacity import Answer, Option, Situation
+from headrace.evidence.capacity_memory import Fitting
 from headrace.evidence.numbers import number, seconds, share
 from headrace.evidence.page import WORDS, Section, Table
 from headrace.evidence.plot_axes import Axis, Kind, Limit
 from headrace.evidence.plot_lines import Lines, Series
+from headrace.evidence.simulate import TOGETHER
 from headrace.policies.capacity import Sizing
 from headrace.policies.cost import Bill
+from headrace.policies.memory_plan import MIB
 
 PUBLISHED = "From published figures, not measured: take everything as right to 30 %, and measure one replica before you promise."
 _DECIMALS = 6
@@ -20,6 +22,8 @@ _DECIMALS = 6
 def sections(answer: Answer) -> list[Section]:
     """The whole answer."""
     found = [_law(answer), _chance(answer), _simulated(answer)]
+    if answer.memory:
+        found.insert(0, _memory(answer))
     if len(answer.options) > 1 or answer.plan.costs is not None:
         found.append(_options(answer))
     if answer.bills:
@@ -40,6 +44,33 @@ def lead(answer: Answer) -> list[str]:
     return [*says, PUBLISHED, *([f"Source: {plan.replica.source}."] if plan.replica.source else [])]
 
 
+def _memory(answer: Answer) -> Section:
+    rows = [_fitting(each) for each in answer.memory]
+    columns = (
+        "", "devices", "usable MiB", "weights MiB", "before requests MiB", "KiB a token", "tokens a request", "MiB a request",
+        "fit", "at once", "bound by",
+    )  # fmt: skip
+    prose = (
+        "What weights, workspace and the engine leave is for the cache. A request holds its prompt and what it has of its answer:"
+        " in the mean of those that are there at one moment, of which long ones are the more. So many fit that there is room in 99"
+        " moments of 100. Until an engine has started and told what it really has, take it as right to 30 %.",
+    )
+    return Section("What fits the memory", prose, [Table(columns, rows)])
+
+
+def _fitting(each: Fitting) -> tuple[str, ...]:
+    room = each.room
+    return (
+        each.name, str(each.memory.devices), _mib(room.usable_bytes), _mib(room.weights_bytes),
+        _mib(room.fixed_bytes), number(room.token_bytes / 1024), number(room.held.mean),
+        number(room.request_bytes / MIB), f"{room.requests:,}", f"{each.at_once:,}", each.bound,
+    )  # fmt: skip
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:,.0f}"
+
+
 def _law(answer: Answer) -> Section:
     rows, prose = [], []
     views = answer.views
@@ -52,6 +83,12 @@ def _law(answer: Answer) -> Section:
             f" assumed here, the mean is {seconds(views.spread.mean_s)}, and far fewer replicas carry the load. The number by"
             " the tail is safe and too large; measure the mean before you buy by the other."
         ]
+    if answer.is_bound_by_prompts:
+        tokens, per_s = answer.plan.load.input_tokens, answer.plan.replica.prefill_tokens_per_s
+        prose.append(
+            f"One replica computes prompts one after another, {number(per_s / tokens)} of {number(tokens)} tokens a second at"
+            " most: that is less than its slots could answer, and the simulation goes by it."
+        )
     named = "by the measured mean" if answer.is_measured else "by the mean"
     rows.append(_sizing(named, answer.sizing))
     columns = ("", "rate", "time", "in progress", "one runs", "carrying", "with spare")
@@ -69,8 +106,8 @@ def _chance(answer: Answer) -> Section:
     rows = [
         (
             str(each.replicas), share(each.utilisation) if each.is_stable else f"{share(each.utilisation)}: unstable",
-            share(each.full_share), share(each.waiting_share), share(each.utilisation_after_loss) if each.replicas > 1 else "none left",
-            share(each.full_share_after_loss),
+            _seldom(each.full_share), _seldom(each.waiting_share),
+            share(each.utilisation_after_loss) if each.replicas > 1 else "none left", _seldom(each.full_share_after_loss),
         )
         for each in answer.fleets
     ]  # fmt: skip
@@ -82,80 +119,111 @@ def _chance(answer: Answer) -> Section:
         "with one lost",
         "then full",
     )
-    prose = (
+    prose = [
         "At the mean load. A replica is full by chance before the fleet is (Poisson), unless one queue gives each free slot to"
         " its first (Erlang C). What is spare pays for uneven spread, bursts and a lost replica, hardly for chance.",
-    )
+    ]
+    if answer.is_bound_by_prompts:
+        prose.append(
+            "These are slots, of which there are more than enough: what is short here is time for prompts."
+        )
     return Section("What chance and a loss do", prose, [Table(columns, rows)])
 
 
+def _seldom(chance: float) -> str:
+    """Nobody needs to know how much less than one in a hundred million."""
+    return "< 1e-06 %" if 0.0 <= chance < 1e-8 else share(chance)
+
+
 def _simulated(answer: Answer) -> Section:
-    plan = answer.plan
     if answer.replicas is None:
         return Section(
             "Simulation", tables=(), verdict=answer.verdict,
             says="no number of such replicas keeps the promise: one request alone may take too long",
         )  # fmt: skip
+    promises = answer.situations[0].figures.kept
     rows = [_situation(each) for each in answer.situations]
-    columns = ("load", "requests/s", "kept", "refused", "busy", "TTFT p99", "total p99", "verdict")
-    points = [(index, each.figures.attainment.estimate) for index, each in enumerate(answer.situations)]
-    bands = [_band(each.figures.attainment) for each in answer.situations]
+    names = [
+        each.name if each.name == TOGETHER else f"{each.name}: {share(each.share)} promised"
+        for each in promises
+    ]
+    columns = ("load", "requests/s", *names, "refused", "busy", "TTFT p99", "total p99", "verdict")
+    series = [
+        Series(
+            promise.name,
+            [(i, each.figures.kept[at].reached.estimate) for i, each in enumerate(answer.situations)],
+            [_band(each.figures.kept[at].reached) for each in answer.situations],
+        )
+        for at, promise in enumerate(promises)
+    ]
     plot = Lines(
         "Share of the requests that are served as promised, by load in the order of the table", Axis("load"),
-        Axis("kept", kind=Kind.SHARE), [Series("kept", points, bands)],
-        limits=[Limit(plan.promise.share, "promised")],
+        Axis("kept", kind=Kind.SHARE), series,
+        limits=[Limit(least, f"promised: {share(least)}") for least in sorted({each.share for each in promises})],
     )  # fmt: skip
-    runs = answer.situations[0].figures.runs if answer.situations else 0
     prose = (
         f"A fleet of {answer.replicas} on a virtual clock, its requests dispatched by the policies that the gateway goes by:"
-        f" {runs} runs of each load, bounds by Student's t (95 %). {share(plan.promise.share)} are to be within"
-        f" {_promised(plan)}. What the gateway itself takes isn't in it.",
+        f" {answer.situations[0].figures.runs} runs of each load, bounds by Student's t (95 %). {_promised(answer)} What the gateway"
+        " itself takes isn't in it.",
     )
     return Section(
         "Simulation", prose, [Table(columns, rows)], [plot], answer.verdict, f"{answer.replicas} replicas"
     )
 
 
-def _promised(plan: CapacityPlan) -> str:
-    bounds = (("TTFT", plan.promise.ttft_s), ("TPOT", plan.promise.tpot_s), ("total", plan.promise.total_s))
-    return ", ".join(f"{name} {seconds(bound)}" for name, bound in bounds if bound is not None) or "any time"
+def _promised(answer: Answer) -> str:
+    if answer.slo is not None:
+        return f"Promised is the SLO of {answer.slo.deployment}, each of its promises by itself."
+    promise = answer.plan.promise
+    bounds = (("TTFT", promise.ttft_s), ("TPOT", promise.tpot_s), ("total", promise.total_s))
+    within = ", ".join(f"{name} {seconds(bound)}" for name, bound in bounds if bound is not None)
+    return (
+        f"{share(promise.share)} are to be answered {f'within {within}' if within else 'whole, in any time'}."
+    )
 
 
 def _situation(each: Situation) -> tuple[str, ...]:
     figures = each.figures
-    kept = figures.attainment
-    bounds = (
-        ""
-        if kept.low is None or kept.high is None
-        else f" ({share(kept.low)} to {share(min(1.0, kept.high))})"
-    )
     return (
-        each.name, number(each.rate_per_s), f"{share(kept.estimate)}{bounds}", share(figures.refused.estimate),
-        share(figures.busy.estimate), seconds(figures.ttft_p99_s.estimate), seconds(figures.total_p99_s.estimate),
-        WORDS[each.verdict],
+        each.name, number(each.rate_per_s), *(_bounded(kept.reached) for kept in figures.kept),
+        share(figures.refused.estimate), share(figures.busy.estimate), seconds(figures.ttft_p99_s.estimate),
+        seconds(figures.total_p99_s.estimate), WORDS[each.verdict],
     )  # fmt: skip
+
+
+def _bounded(interval: Interval) -> str:
+    band = _band(interval)
+    return share(interval.estimate) + ("" if band is None else f" ({share(band[0])} to {share(band[1])})")
 
 
 def _band(interval: Interval) -> tuple[float, float] | None:
     if interval.low is None or interval.high is None:
         return None
-    return interval.low, min(1.0, interval.high)
+    return max(0.0, interval.low), min(1.0, interval.high)
 
 
 def _options(answer: Answer) -> Section:
+    lacks = {each.name: each.lacks for each in answer.memory}
     rows = [
         (
-            each.name, "none keeps the promise" if each.replicas is None else str(each.replicas),
+            _basis(each, answer), str(each.at_once or "-"),
+            str(each.replicas or ("does not fit" if lacks.get(each.name) else "none keeps the promise")),
             _amount(each.per_hour, answer), _amount(each.per_result, answer),
         )
         for each in answer.options
     ]  # fmt: skip
-    columns = ("", "replicas", "an hour", "a qualified result")
-    prose = (
+    columns = ("", "at once", "replicas", "an hour", "a qualified result")
+    prose = [
         "For the same load and promise, each with its own simulation. What a smaller or quantised model answers worse is in"
         " the results only as far as `accepted` says so.",
-    )
+        *(f"{name} does not fit: {lack}." for name, lack in lacks.items() if lack),
+    ]
     return Section("What else would do", prose, [Table(columns, rows)])
+
+
+def _basis(option: Option, answer: Answer) -> str:
+    """A measured replica beside published ones isn't one of them."""
+    return option.name if option.is_measured == answer.is_measured else f"{option.name} (published figures)"
 
 
 def _costs(answer: Answer) -> Section:
@@ -168,10 +236,19 @@ def _costs(answer: Answer) -> Section:
     assert costs is not None, "there are bills"
     prose = (
         f"An hour of each kind, in {costs.currency}, at prices of {costs.date}. A result is qualified if it is whole, within"
-        " the promise, and accepted by the quality check; everything else that was paid for is divided by those. What is"
-        " wasted is part of the hardware and the network.",
+        " the promise, and accepted by the quality check; everything else that was paid for is divided by those. Used is a share"
+        " of what the fleet can do at most; what is wasted, on results that don't qualify, is part of the hardware and the network.",
     )
-    return Section("What a qualified result costs", prose, [Table(columns, rows)])
+    verdict, says = _affordable(answer)
+    return Section("What a qualified result costs", prose, [Table(columns, rows)], (), verdict, says)
+
+
+def _affordable(answer: Answer) -> tuple[Verdict | None, str]:
+    """Against the bound of the SLO, if it has one."""
+    if answer.slo is None or answer.is_affordable is None:
+        return None, ""
+    verdict = Verdict.PASS if answer.is_affordable else Verdict.FAIL
+    return verdict, f"{_amount(answer.slo.cost.max_pico, answer)} at most, at the normal load"
 
 
 def _bill(bill: Bill, answer: Answer) -> tuple[str, ...]:
@@ -194,14 +271,15 @@ def _bill(bill: Bill, answer: Answer) -> tuple[str, ...]:
 def _price(answer: Answer) -> Section:
     rows = [
         (
-            name, _amount(each.ready_hour, answer), _amount(each.full_hour, answer),
+            name, _amount(each.ready_hour, answer), _amount(each.full_hour, answer), _amount(each.network_hour, answer),
             "never" if each.utilisation is None or each.utilisation > 1 else share(each.utilisation),
         )
         for name, each in answer.break_even
     ]  # fmt: skip
-    columns = ("", "ready an hour", "full use brings", "pays from")
+    columns = ("", "ready an hour", "full use brings", "its network", "pays from")
     prose = (
-        "Ready capacity costs the same whether it is used or not; the price pays for it from this share of its use on.",
+        "Ready capacity costs the same whether it is used or not; the price pays for it from this share of its use on."
+        " Only results that qualify are counted as sold.",
     )
     return Section("Price against ready capacity", prose, [Table(columns, rows)])
 
@@ -215,8 +293,13 @@ def _amount(pico: int | None, answer: Answer) -> str:
     return f"{money.format_amount(rounded)} {answer.plan.costs.currency}"
 
 
+def basis(answer: Answer) -> str:
+    """What every figure of it rests on."""
+    return "measured" if answer.is_measured else "published figures, not measured, +-30 %"
+
+
 def facts(answer: Answer) -> Iterator[tuple[str, str]]:
     """What everything on the page holds for."""
     yield "replicas", "none keeps the promise" if answer.replicas is None else str(answer.replicas)
-    yield "figures", "measured" if answer.is_measured else "published, not measured, +-30 %"
+    yield "figures", basis(answer)
     yield "load", f"{number(answer.plan.load.rate_per_s)} requests/s"

@@ -8,17 +8,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from headrace.core.outcome import Outcome
+from headrace.core.slo import Slo
 from headrace.core.verdicts import Interval, Verdict
 from headrace.evidence.simulate_fleet import Fixed, FleetModel, Loss
 from headrace.evidence.simulate_replica import Pace
+from headrace.evidence.simulate_run import End
 from headrace.evidence.simulate_work import Promise, Work
 from headrace.policies import replications
+from headrace.policies import slo as slos
 from headrace.policies.quantiles import nearest_rank
+from headrace.policies.slo import Fate, Seen
 
 RUNS = 10
 SEARCH_RUNS = 3
 WARMUP_SHARE = 0.2
 REPLICAS_MAX = 4096
+TOGETHER = "kept"
+"""What all bounds of a promise are called together."""
+_COLUMNS = (
+    "attainment", "excused", "refused", "busy", "ttft_p50_s", "ttft_p99_s", "total_p50_s", "total_p99_s",
+)  # fmt: skip
 
 Works = Callable[[int], Iterable[Work]]
 """The requests of a seed, in the order of their arrival."""
@@ -29,6 +38,8 @@ class Case(NamedTuple):
 
     Attributes:
         seconds: How long requests arrive; the first WARMUP_SHARE of it isn't counted.
+        share: Of the requests, how many are to be answered as `promise` says.
+        slo: Takes the place of that: each of its promises has a share of its own.
         losses: Replicas that are lost together, as counting begins.
     """
 
@@ -36,14 +47,35 @@ class Case(NamedTuple):
     pace: Pace
     promise: Promise
     seconds: float
+    share: float = 0.99
+    slo: Slo | None = None
     losses: int = 0
+
+
+class Kept(NamedTuple):
+    """One promise, and the share of the requests to which it was kept."""
+
+    name: str
+    share: float
+    reached: Interval
+
+    @property
+    def verdict(self) -> Verdict:
+        low, high = self.reached.low, self.reached.high
+        if low is None or high is None:
+            return Verdict.INCONCLUSIVE
+        if low >= self.share:
+            return Verdict.PASS
+        return Verdict.FAIL if high < self.share else Verdict.INCONCLUSIVE
 
 
 class Figures(NamedTuple):
     """What several runs say; quantiles of the times are of all that got an answer, in each run.
 
     Attributes:
-        attainment: Of all that was asked, but for callers who left, how much was answered as promised.
+        kept: Each promise by itself.
+        attainment: Of all that was asked, but for callers who left, how much was answered as everything that is promised asks.
+        excused: Of all that was asked, what is longer than the SLO covers.
         refused: Of all that was asked.
         busy: Of the slots, in the mean over the run.
     """
@@ -51,7 +83,9 @@ class Figures(NamedTuple):
     replicas: int
     runs: int
     requests: int
+    kept: tuple[Kept, ...]
     attainment: Interval
+    excused: Interval
     refused: Interval
     busy: Interval
     ttft_p50_s: Interval
@@ -59,34 +93,48 @@ class Figures(NamedTuple):
     total_p50_s: Interval
     total_p99_s: Interval
 
-    def verdict(self, share: float) -> Verdict:
-        """Whether that share is answered as promised."""
-        low, high = self.attainment.low, self.attainment.high
-        if low is None or high is None:
-            return Verdict.INCONCLUSIVE
-        if low >= share:
-            return Verdict.PASS
-        return Verdict.FAIL if high < share else Verdict.INCONCLUSIVE
+    @property
+    def verdict(self) -> Verdict:
+        """Whether everything that is promised is kept."""
+        verdicts = {each.verdict for each in self.kept}
+        if Verdict.FAIL in verdicts:
+            return Verdict.FAIL
+        return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.INCONCLUSIVE
 
 
 def replicate(case: Case, replicas: int, *, seeds: Sequence[int]) -> Figures:
     """One run for each seed."""
-    columns: dict[str, list[float]] = {name: [] for name in Figures._fields[3:]}
+    columns: dict[str, list[float]] = {name: [] for name in _COLUMNS}
+    kept: dict[str, list[float]] = {name: [] for name, _ in _promised(case)}
     requests = 0
     for seed in seeds:
-        counted, figures = _one(case, replicas, seed)
+        counted, figures, reached = _one(case, replicas, seed)
         requests += counted
-        for name, value in figures.items():
-            columns[name].append(value)
+        for into, values in ((columns, figures), (kept, reached)):
+            for name, value in values.items():
+                into[name].append(value)
     return Figures(
         replicas,
         len(seeds),
         requests,
-        **{name: replications.mean(values) for name, values in columns.items() if name != "requests"},
+        tuple(Kept(name, share, replications.mean(kept[name])) for name, share in _promised(case)),
+        **{name: replications.mean(values) for name, values in columns.items()},
     )
 
 
-def _one(case: Case, replicas: int, seed: int) -> tuple[int, dict[str, float]]:
+def _promised(case: Case) -> list[tuple[str, float]]:
+    """Each promise by its name, with its share."""
+    if case.slo is None:
+        return [(TOGETHER, case.share)]
+    return [(_name(each), round(1.0 - each.miss_share_max, 9)) for each in slos.promises(case.slo)]
+
+
+def _name(promise: slos.Promise) -> str:
+    """Of what is kept, where the SLO's own names are of what may go wrong."""
+    return "answered whole" if promise.objective is None else promise.name
+
+
+def _one(case: Case, replicas: int, seed: int) -> tuple[int, dict[str, float], dict[str, float]]:
     warm_s = WARMUP_SHARE * case.seconds
     losses = [Loss(warm_s, case.losses)] if case.losses else []
     run = FleetModel(
@@ -97,10 +145,9 @@ def _one(case: Case, replicas: int, seed: int) -> tuple[int, dict[str, float]]:
     ends = [end for end in run.ends(from_s=warm_s) if end.outcome is not Outcome.CANCELLED]
     whole = [end for end in ends if end.outcome is Outcome.DELIVERED]
     ttfts_s, totals_s = sorted(end.ttft_s for end in whole), sorted(end.total_s for end in whole)
-    asked = max(1, len(ends))
-    figures = {
-        "attainment": sum(end.is_well for end in ends) / asked if ends else 1.0,
-        "refused": sum(end.outcome is Outcome.REFUSED for end in ends) / asked,
+    figures, reached = _reached(case, ends)
+    figures |= {
+        "refused": sum(end.outcome is Outcome.REFUSED for end in ends) / max(1, len(ends)),
         "busy": run.busy_s / (replicas * case.pace.slots * max(run.seconds, 1e-9)),
     }
     if whole:
@@ -110,11 +157,44 @@ def _one(case: Case, replicas: int, seed: int) -> tuple[int, dict[str, float]]:
             "total_p50_s": nearest_rank(totals_s, 0.5),
             "total_p99_s": nearest_rank(totals_s, 0.99),
         }
-    return len(ends), figures
+    return len(ends), figures, reached
 
 
-def fewest(case: Case, *, share: float, least: int, seeds: Sequence[int]) -> int | None:
-    """The smallest fleet that keeps the promise for that share in the mean of the runs; by bisection, as more is never worse.
+def _reached(case: Case, ends: Sequence[End]) -> tuple[dict[str, float], dict[str, float]]:
+    """The share that was answered as everything that is promised asks, and as each promise does; none of nothing."""
+    if case.slo is None:
+        share = sum(end.is_well for end in ends) / len(ends) if ends else 1.0
+        return {"attainment": share, "excused": 0.0}, {TOGETHER: share}
+    found = slos.attainment(case.slo, map(_seen, ends))
+    kept = {_name(each.promise): _share(each.tally) for each in found.kept if each.tally.counted}
+    figures = {"excused": sum(found.qualified.excused.values()) / max(1, found.intended)}
+    if found.qualified.counted:
+        figures["attainment"] = _share(found.qualified)
+    return figures, kept
+
+
+def _share(tally: slos.Tally) -> float:
+    return tally.good / tally.counted
+
+
+_FATES = {Outcome.DELIVERED: Fate.WHOLE, Outcome.REFUSED: Fate.REFUSED, Outcome.BROKEN: Fate.BROKEN}
+
+
+def _seen(end: End) -> Seen:
+    """A simulated request as a promise sees it."""
+    is_whole = end.outcome is Outcome.DELIVERED
+    return Seen(
+        _FATES.get(end.outcome, Fate.FAILED),
+        total_s=end.total_s,
+        ttft_s=end.ttft_s if is_whole else None,
+        tpot_s=end.itl_s if is_whole and end.output_tokens > 1 else None,
+        input_tokens=end.asked_tokens[0],
+        output_tokens=end.asked_tokens[1],
+    )
+
+
+def fewest(case: Case, *, least: int, seeds: Sequence[int]) -> int | None:
+    """The smallest fleet that keeps what is promised in the mean of the runs; by bisection, as more is never worse.
     None if not even REPLICAS_MAX do.
 
     Args:
@@ -122,8 +202,8 @@ def fewest(case: Case, *, share: float, least: int, seeds: Sequence[int]) -> int
     """
 
     def holds(replicas: int) -> bool:
-        estimate = replicate(case, replicas, seeds=seeds).attainment.estimate
-        return estimate is not None and estimate >= share
+        kept = replicate(case, replicas, seeds=seeds).kept
+        return all((each.reached.estimate or 0.0) >= each.share for each in kept)
 
     too_few, enough = least - 1, least
     while not holds(enough):

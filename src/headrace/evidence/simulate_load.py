@@ -9,6 +9,8 @@ import msgspec
 from headrace.config import AdmissionConfig
 from headrace.core.capacity import CapacityRecord
 from headrace.core.capacity_plan import LoadTerms, PromiseTerms, ReplicaTerms
+from headrace.core.errors import ConfigError
+from headrace.core.slo import Metric, Slo
 from headrace.core.workload import Workload
 from headrace.evidence import requests
 from headrace.evidence.simulate import Works
@@ -101,6 +103,49 @@ def promise_of(terms: PromiseTerms) -> Promise:
         ttft_s=_or_any(terms.ttft_s), tpot_s=_or_any(terms.tpot_s), total_s=_or_any(terms.total_s),
         queue_max=queue.queue_length_max, wait_max_s=queue.queue_wait_max_s,
     )  # fmt: skip
+
+
+def promise_of_slo(slo: Slo) -> Promise:
+    """The tightest bound of each metric, for all together."""
+    bounds_s = {
+        metric: min((each.within_s for each in slo.objectives if each.metric is metric), default=None)
+        for metric in Metric
+    }
+    return promise_of(
+        PromiseTerms(
+            ttft_s=bounds_s[Metric.TTFT], tpot_s=bounds_s[Metric.TPOT], total_s=bounds_s[Metric.TOTAL]
+        )
+    )
+
+
+def simulated(slo: Slo) -> tuple[Slo, list[str]]:
+    """What of it a simulation can judge, and what is left out, in words. Raises ConfigError where that is everything."""
+    judged = tuple(each for each in slo.objectives if each.metric is not Metric.ITL)
+    if not judged and slo.failure_share_max is None:
+        raise ConfigError(
+            f"the SLO of {slo.deployment!r} promises pauses in streams alone (`itl`), which no simulation knows: judge it by"
+            " `headrace load` and `headrace slo check`"
+        )
+    left = [
+        f"{each.name} is not judged here: of pauses in streams a simulation knows the mean alone."
+        for each in slo.objectives
+        if each.metric is Metric.ITL
+    ]
+    return msgspec.structs.replace(slo, objectives=judged), left
+
+
+def refuse_lengths(slo: Slo, load: LoadTerms) -> None:
+    """Raises ConfigError where the mean request is longer than the SLO covers: whatever became of such, nobody promised it."""
+    limits = slo.load
+    for key, tokens, most in (
+        ("input_tokens", load.input_tokens, limits.input_tokens_max),
+        ("output_tokens", load.output_tokens, limits.output_tokens_max),
+    ):
+        if most is not None and tokens > most:
+            raise ConfigError(
+                f"`load.{key}` is {tokens} in the mean, and the SLO of {slo.deployment!r} covers requests of at most {most}:"
+                f" raise its `load.{key}_max`, or plan for shorter ones"
+            )
 
 
 def _or_any(bound_s: float | None) -> float:

@@ -21,6 +21,7 @@ class End(NamedTuple):
         total_s: From its arrival to its end.
         itl_s: Between two tokens in the mean; 0.0 where there were no two.
         is_well: Delivered, and as promised.
+        asked_tokens: Of its prompt, and of the answer that it would have had.
     """
 
     arrival_s: float
@@ -32,6 +33,7 @@ class End(NamedTuple):
     itl_s: float
     output_tokens: int
     cached_tokens: int
+    asked_tokens: tuple[int, int] = (0, 0)
 
 
 class Run:
@@ -54,6 +56,7 @@ class Run:
         self._well = array("B")
         self._tokens = array("l")
         self._cached = array("l")
+        self._prompts, self._answers = array("l"), array("l")
         self._counts = dict.fromkeys(Outcome, 0)
         self.served_well = 0
         self.cut = 0
@@ -90,20 +93,23 @@ class Run:
         self._well.append(is_well)
         self._tokens.append(output_tokens)
         self._cached.append(cached_tokens)
+        self._prompts.append(work.prompt_tokens)
+        self._answers.append(work.output_tokens)
         self._counts[outcome] += 1
         self.served_well += is_well
 
     def ends(self, *, from_s: float = 0.0) -> Iterator[End]:
         """In the order in which they ended; those that arrived before that moment are left out."""
         floats = zip(*self._floats.values(), strict=True)
-        rest = zip(self._outcomes, self._well, self._tokens, self._cached, strict=True)
-        for (arrival_s, queue_s, ttft_s, total_s, itl_s), (code, is_well, tokens, cached) in zip(
-            floats, rest, strict=True
-        ):
+        counts = zip(self._outcomes, self._well, self._tokens, self._cached, strict=True)
+        asked = zip(self._prompts, self._answers, strict=True)
+        for times_s, (code, is_well, tokens, cached), sizes in zip(floats, counts, asked, strict=True):
+            arrival_s, queue_s, ttft_s, total_s, itl_s = times_s
             if arrival_s >= from_s:
                 yield End(
-                    arrival_s, _OUTCOMES[code], bool(is_well), queue_s, ttft_s, total_s, itl_s, tokens, cached
-                )
+                    arrival_s, _OUTCOMES[code], bool(is_well), queue_s, ttft_s, total_s, itl_s, tokens, cached,
+                    sizes,
+                )  # fmt: skip
 
     def count(self, outcome: Outcome) -> int:
         return self._counts[outcome]

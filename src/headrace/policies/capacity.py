@@ -11,6 +11,7 @@ the simulation to say (headrace/evidence/simulate.py).
 """
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -152,22 +153,43 @@ class Occupancy(NamedTuple):
         return self.utilisation_after_loss < 1.0 - _NEAR
 
 
-def occupancy(in_progress: float, *, per_replica: int, replicas: int) -> Occupancy:
+def occupancy(in_progress: Callable[[int], float], *, per_replica: int, replicas: int) -> Occupancy:
     """How full so many replicas are: requests that come by chance and are spread by chance make the number on each a
     Poisson variable, whatever the times they take (M/G/infinity), and it is full at `per_replica` of them.
 
     Args:
+        in_progress: On so many replicas in all, in the mean.
         replicas: At least 1.
     """
-    left = replicas - 1
+    load, left = in_progress(replicas), replicas - 1
+    remaining = in_progress(left) if left else math.inf
     return Occupancy(
         replicas,
-        in_progress / (replicas * per_replica),
-        poisson_tail(in_progress / replicas, per_replica),
-        staffing.waiting_share(in_progress, replicas * per_replica),
-        in_progress / (left * per_replica) if left else math.inf,
-        poisson_tail(in_progress / left, per_replica) if left else 1.0,
+        load / (replicas * per_replica),
+        poisson_tail(load / replicas, per_replica),
+        staffing.waiting_share(load, replicas * per_replica),
+        remaining / (left * per_replica) if left else math.inf,
+        poisson_tail(remaining / left, per_replica) if left else 1.0,
     )
+
+
+def in_progress(
+    *, rate_per_s: float, alone_s: float, each_s: float, per_replica: int, replicas: int
+) -> float:
+    """On so many replicas in all, where a request takes the longer the more there are: b on each of n replicas make it take
+    alone + each x b, and b = rate / n x that, so that b = rate x alone / (n - rate x each).
+
+    Where that is more than the replicas run at once they can't keep up, and all that they run are in progress for as long as
+    it then takes.
+
+    Args:
+        alone_s: What a request takes without others; each_s: more of it for every request on the same replica.
+        replicas: At least 1.
+    """
+    room = replicas - rate_per_s * each_s
+    if room > 0.0 and (load := rate_per_s * alone_s / room) <= per_replica:
+        return load * replicas
+    return rate_per_s * (alone_s + each_s * per_replica)
 
 
 def poisson_tail(mean: float, least: int) -> float:

@@ -21,7 +21,7 @@ class Use(NamedTuple):
 
     Attributes:
         rate_per_s: Requests that came.
-        utilisation: Of the replicas.
+        utilisation: Of the replicas, by all attempts.
     """
 
     name: str
@@ -85,12 +85,13 @@ class BreakEven(NamedTuple):
 
     Attributes:
         ready_hour: What the fleet costs in an hour, used or not; pico-units.
-        full_hour: What an hour at full use brings in.
-        utilisation: At which both are equal; above 1 the price never pays. None where nothing is earned.
+        full_hour: What an hour at full use brings in; network_hour: what goes out then costs, which is paid by the use.
+        utilisation: At which what comes in is what is paid; above 1 the price never pays. None where nothing is left of it.
     """
 
     ready_hour: int
     full_hour: int
+    network_hour: int
     utilisation: float | None
 
 
@@ -104,16 +105,20 @@ def break_even(
     price_factor: float = 1.0,
     cost_factor: float = 1.0,
 ) -> BreakEven:
-    """Where so many replicas, which do `full_rate_per_s` in all, are paid for by their tokens.
+    """Where so many replicas are paid for by their tokens. Sold are results that qualify, and no others.
 
     Args:
+        full_rate_per_s: Attempts that all of them do at most.
         price_factor, cost_factor: To see what changes if the one or the other does.
     """
+    rate_per_s = full_rate_per_s / costs.attempts
     idle = bill(costs, Use("ready", 0.0, replicas, 0.0), output_tokens=output_tokens)
+    busy = bill(costs, Use("full", rate_per_s, replicas, 1.0), output_tokens=output_tokens)
     per_request = (
         money.parse_amount(costs.price_input_mtok or "0") * input_tokens
         + money.parse_amount(costs.price_output_mtok or "0") * output_tokens
     ) / MTOK
-    full = round(per_request * full_rate_per_s * HOUR_S * qualified_share(costs) * price_factor)
-    ready = round(idle.total * cost_factor)
-    return BreakEven(ready, full, ready / full if full else None)
+    brings = round(per_request * busy.qualified * price_factor)
+    ready, network = round(idle.total * cost_factor), round(busy.network * cost_factor)
+    left = brings - network
+    return BreakEven(ready, brings, network, ready / left if left > 0 else None)

@@ -71,6 +71,11 @@ class Architecture(msgspec.Struct, frozen=True):
             return self.latent_size + self.position_size
         return self.kv_heads * (self.head_size + (self.value_size or self.head_size))
 
+    def cache_copies(self, devices: int) -> float:
+        """How often so many devices have the whole cache between them: heads are split, and beyond their number there are
+        copies; what all heads share can't be split."""
+        return float(devices) if self.latent_size else max(1.0, devices / self.kv_heads)
+
     def layer_tokens(self, context_tokens: int, *, batch_tokens: int) -> int:
         """Tokens that are kept of one sequence, summed over the layers."""
         seen = (
@@ -112,7 +117,7 @@ def of_replica(
 
     Args:
         architecture: None where the header isn't here.
-        devices: Between which weights and cache are split; each has a workspace and a process of its own.
+        devices: Between which weights and, by its heads, the cache are split; each has a workspace and a process of its own.
     """
     if architecture is None:
         return MemoryPlan(weights_bytes, None if has_kv_cache else 0, process_bytes=PROCESS_BYTES * devices)
@@ -120,7 +125,8 @@ def of_replica(
     if has_kv_cache:
         number = NUMBER_BYTES.get(kv_cache_type, NUMBER_BYTES["f16"])
         kept = architecture.layer_tokens(context_tokens, batch_tokens=batch_tokens)
-        kv_bytes = kept * architecture.token_numbers * number * slots
+        copies = architecture.cache_copies(devices)
+        kv_bytes = kept * architecture.token_numbers * number * slots * copies
     step = batch_tokens * (architecture.embedding + architecture.feed_forward) * 8
     if not has_kv_cache:
         step += batch_tokens**2 * (architecture.embedding // architecture.head_size) * 4
