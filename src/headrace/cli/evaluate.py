@@ -111,10 +111,9 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 def _add_prompting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--narrow",
-        type=common.positive,
-        default=0,
+        type=_excerpts,
         metavar="K",
-        help="show --model only the K excerpts nearest to the question, as --embedding-model finds them",
+        help="show --model only the K excerpts nearest to the question, as --embedding-model finds them; 0 shows none",
     )
     parser.add_argument("--embedding-model", metavar="E", help="an embedding model of the same server")
     parser.add_argument(
@@ -203,7 +202,7 @@ def _check_wishes(arguments: argparse.Namespace) -> None:
     if arguments.unseal and not arguments.purpose:
         raise ConfigError("--unseal takes a reason, for the record: --for TEXT")
     if bool(arguments.narrow) is not bool(arguments.embedding_model):
-        raise ConfigError("--narrow K and --embedding-model E go together")
+        raise ConfigError("--narrow K, above 0, and --embedding-model E go together")
     for option in ("calibrate", "prefer", "judge_revision", "judge_prompt"):
         if getattr(arguments, option) and not arguments.judge:
             raise ConfigError(f"--{option.replace('_', '-')} is about a judge: name it with --judge")
@@ -317,6 +316,10 @@ def _number(text: str, *, least: float, most: float, what: str) -> float:
     if not least <= value <= most:
         raise argparse.ArgumentTypeError(f"{text!r}: {what}")
     return value
+
+
+def _excerpts(text: str) -> int:
+    return 0 if text == "0" else common.positive(text)
 
 
 def _share(text: str) -> float:

@@ -1,7 +1,8 @@
-"""What is a model shown of a case? All its excerpts or the few nearest to the question, and when to refuse, said once more.
+"""What is a model shown of a case? All its excerpts, the few nearest to the question or none, and when to refuse, said once more.
 
 A small model loses its thread in many excerpts, and has forgotten by the end of the prompt what its beginning said. Both can
-be helped by whoever asks it, and whether that helps is measured like a change of the model: on the same cases, in pairs.
+be helped by whoever asks it, and whether that helps is measured like a change of the model: on the same cases, in pairs. What it
+gets right without any excerpt, it gets right without having read: by declining, by guessing, or because it knows the set.
 """
 
 import math
@@ -34,24 +35,28 @@ class Prompting(msgspec.Struct, frozen=True):
     """How cases become prompts.
 
     Attributes:
-        nearest: How many excerpts are shown; 0 shows all.
-        embedder: Finds them; needed where `nearest` is not 0.
+        nearest: How many excerpts are shown; None shows all.
+        embedder: Finds them; needed where `nearest` is a number above 0.
         is_ruled: Whether the rule of when to refuse stands behind the question.
     """
 
-    nearest: int = 0
+    nearest: int | None = None
     embedder: Embedder | None = None
     is_ruled: bool = False
 
     @property
     def label(self) -> str:
         """For people; "" where a case is shown as it is."""
-        nearest = f"nearest {self.nearest} by {self.embedder.model}" if self.embedder is not None else ""
-        return ", ".join(part for part in (nearest, "refusal rule" if self.is_ruled else "") if part)
+        shown = "no excerpts" if self.nearest == 0 else ""
+        if self.nearest and self.embedder is not None:
+            shown = f"nearest {self.nearest} by {self.embedder.model}"
+        return ", ".join(part for part in (shown, "refusal rule" if self.is_ruled else "") if part)
 
     async def prompt(self, case: Case, header: Header) -> Shown:
         """The messages for a case."""
-        if self.embedder is not None and len(case.passages) > self.nearest:
+        if self.nearest == 0:
+            case = msgspec.structs.replace(case, passages=())
+        elif self.nearest and self.embedder is not None and len(case.passages) > self.nearest:
             texts = [f"{passage.title} {passage.text}"[:_EMBEDDED_CHARACTERS] for passage in case.passages]
             found = await self.embedder.embed([case.question, *texts])
             if found.error:

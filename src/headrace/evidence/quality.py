@@ -19,6 +19,7 @@ from headrace.evidence.judging import Choice, Judge
 from headrace.evidence.prompting import PLAIN, Prompting
 from headrace.evidence.quality_found import Answers, Graded, Terms
 from headrace.policies import grading
+from headrace.policies.grading import Check, Miss
 from headrace.policies.quality import Mark
 from headrace.policies.quality_report import Preferred, QualityReport
 
@@ -137,16 +138,24 @@ async def run(
 async def _graded(case: Case, reply: Reply, judge: Judge | None) -> Graded:
     if reply.error:
         return Graded(reply, Mark.ERROR)
-    misses = [
-        miss.value
-        for check in case.checks
-        if (miss := grading.grade(check, reply.text, case.given)) is not None
-    ]
+    misses: list[str] = []
+    checks: dict[str, Mark] = {}
+
+    def count(check: Check, miss: Miss | None) -> None:
+        kind = grading.kind_of(check)
+        if miss is not None:
+            misses.append(miss.value)
+            checks[kind] = Mark.WRONG
+        checks.setdefault(kind, Mark.RIGHT)
+
+    for check in case.checks:
+        if not isinstance(check, grading.Judged):
+            count(check, grading.grade(check, reply.text, case.given))
     for check in case.checks:
         # Whoever runs cases that need a judge has one; a wrong answer needs no opinion on top.
         if isinstance(check, grading.Judged) and not misses and judge is not None:
             opinion = await judge.opinion(case, reply.text, rubric=check.rubric)
             if opinion.error:
                 return Graded(msgspec.structs.replace(reply, error=f"judge {opinion.error}"), Mark.ERROR)
-            misses += [] if opinion.is_right else [grading.Miss.JUDGED_WRONG.value]
-    return Graded(reply, Mark.WRONG if misses else Mark.RIGHT, tuple(misses))
+            count(check, None if opinion.is_right else Miss.JUDGED_WRONG)
+    return Graded(reply, Mark.WRONG if misses else Mark.RIGHT, tuple(misses), checks)

@@ -1,15 +1,15 @@
 """What do the answers to a set of cases say? Sums them up into a report that tells no more of a sealed set than it may."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from headrace.core.verdicts import Interval, Judgement, Reason, Verdict
 from headrace.evidence.asking import Reply
 from headrace.evidence.cases import Case, CaseSet
-from headrace.policies import pairs, proportions, quality
+from headrace.policies import grading, pairs, proportions, quality
 from headrace.policies.proportions import Share
 from headrace.policies.quality import Mark, SetKind, Tally
 from headrace.policies.quality_report import (
@@ -44,11 +44,21 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """One answer, and what it is worth. `misses` has every check that it failed."""
+    """One answer, and what it is worth.
+
+    Attributes:
+        misses: Why it is wrong, by every check that it failed.
+        checks: What each kind of check of the case found, as far as it was made.
+    """
 
     reply: Reply
     mark: Mark
     misses: tuple[str, ...] = ()
+    checks: Mapping[str, Mark] = field(default_factory=dict)
+
+    def found_by(self, kind: str) -> Mark | None:
+        """What the checks of that kind found; None where they weren't made."""
+        return Mark.ERROR if self.mark is Mark.ERROR else self.checks.get(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,10 @@ def report(
         comparison=comparison,
         p=round(_p(marks), 6) if comparison is not None else None,
         floor=floor,
-        strata=tuple(_strata(cases.cases, marks, alpha=terms.alpha, is_sealed=is_sealed)),
+        strata=(
+            *_strata(cases.cases, marks, alpha=terms.alpha, is_sealed=is_sealed),
+            *_by_check(cases.cases, found, alpha=terms.alpha, is_sealed=is_sealed),
+        ),
         judge=judge.name if judge is not None else "",
         judged=judge,
         cases=() if is_sealed else tuple(_open(cases.cases, found)),
@@ -119,10 +132,7 @@ def _share(counted: Tally, alpha: float) -> Interval:
 
 
 def _p(marks: list[list[Mark]]) -> float:
-    both = [pair for pair in zip(*marks, strict=True) if Mark.ERROR not in pair]
-    return pairs.worse_p(
-        pairs.Pairs(0, both.count((Mark.RIGHT, Mark.WRONG)), both.count((Mark.WRONG, Mark.RIGHT)), 0)
-    )
+    return pairs.worse_p(quality.paired(*marks))
 
 
 def _verdict(
@@ -199,15 +209,33 @@ def _strata(
             if 0 < names.count(OTHERS) < SEALED_STRATUM_MIN:
                 continue  # what is left of all the others would tell it
         for name in sorted(set(names)):
-            tallies = [
-                quality.tally(mark for mark, its in zip(each, names, strict=True) if its == name)
-                for each in marks
-            ]
-            shares = [_share(tally, alpha) for tally in tallies]
-            if len(marks) == 2:
-                yield Stratum(by, name, tallies[0], tallies[1], shares[0], shares[1])
-            else:
-                yield Stratum(by, name, tallies[0], share=shares[0])
+            of_it = [[mark for mark, its in zip(each, names, strict=True) if its == name] for each in marks]
+            yield _stratum(by, name, of_it, alpha)
+
+
+def _by_check(
+    cases: Sequence[Case], found: Sequence[Answers], *, alpha: float, is_sealed: bool
+) -> Iterator[Stratum]:
+    """What passes the checks of a kind, whatever else is wrong with it: of the cases that have such a check."""
+    for kind in sorted({grading.kind_of(check) for case in cases for check in case.checks}):
+        having = [kind in map(grading.kind_of, case.checks) for case in cases]
+        rows = [
+            marks
+            for has_it, *graded in zip(having, *(each.graded for each in found), strict=True)
+            if has_it and None not in (marks := [each.found_by(kind) for each in graded])
+        ]
+        if rows and not (is_sealed and len(rows) < SEALED_STRATUM_MIN):
+            yield _stratum("check", kind, list(zip(*rows, strict=True)), alpha)
+
+
+def _stratum(by: str, name: str, marks: Sequence[Sequence[Mark]], alpha: float) -> Stratum:
+    """Of the marks of each model, case by case."""
+    tallies = [quality.tally(each) for each in marks]
+    shares = [_share(tally, alpha) for tally in tallies]
+    if len(marks) == 1:
+        return Stratum(by, name, tallies[0], share=shares[0])
+    difference = pairs.difference(quality.paired(*marks), alpha=alpha)
+    return Stratum(by, name, tallies[0], tallies[1], shares[0], shares[1], difference)
 
 
 def _language_of(case: Case) -> str:

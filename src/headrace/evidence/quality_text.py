@@ -69,14 +69,22 @@ def _strata(report: QualityReport, found: Sequence[ModelFound]) -> Section:
             each.name,
             *_cells(each.candidate, each.share),
             *(_cells(each.accepted, each.accepted_share) if each.accepted is not None else ()),
+            *([_difference(each.difference)] if each.accepted is not None else []),
         )
         for each in report.strata
     ]
+    if len(found) > 1:
+        columns.append("difference")
     plots = [
         Intervals(f"Right answers of {each.label}", _SHARE, list(_intervals(report, index)))
         for index, each in enumerate(found)
     ]
-    return Section("By language and category", (), [Table(columns, rows, left=2)], plots)
+    return Section(
+        "By language, category and kind of check",
+        ["by check: the answers that pass the checks of a kind, whatever else is wrong with them"],
+        [Table(columns, rows, left=2)],
+        plots,
+    )
 
 
 def _cells(tally: Tally, share: Interval | None) -> tuple[str, str]:
@@ -85,6 +93,12 @@ def _cells(tally: Tally, share: Interval | None) -> tuple[str, str]:
     if share is not None and share.estimate is not None:
         between = f"{numbers.share(share.low)} to {numbers.share(share.high)}"
     return f"{tally.right} of {tally.right + tally.wrong}{errors}", between
+
+
+def _difference(found: Interval | None) -> str:
+    if found is None or found.estimate is None:
+        return "-"
+    return f"{found.estimate:+.1%} ({found.low:+.1%} to {found.high:+.1%})".replace("%", " %")
 
 
 def _intervals(report: QualityReport, index: int) -> Iterator[tuple[str, Interval]]:

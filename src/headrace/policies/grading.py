@@ -139,6 +139,11 @@ class Given(msgspec.Struct, frozen=True):
     passages: Mapping[str, str] = {}
 
 
+def kind_of(check: Check) -> str:
+    """Its `kind`, as files of cases write it."""
+    return str(check.__struct_config__.tag)
+
+
 def grade(check: Check, text: str, given: Given) -> Miss | None:
     """What is wrong with the answer by this check; None where nothing is, and for a check that a judge makes."""
     plain = answer_text.normalised(answer_text.head(text))

@@ -61,13 +61,19 @@ def judge_pairs(
         margin: How much smaller its share of right answers may be; stated before the answers are seen.
     """
     both = list(zip(candidate, accepted, strict=True))
-    answered = _pairs((mine, its) for mine, its in both if Mark.ERROR not in (mine, its))
+    answered = paired(candidate, accepted)
     found = pairs.judge(answered, margin=margin, alpha=alpha)
     if answered.cases == len(both):
         return found
     worst = _pairs((_if(mine, Mark.WRONG), _if(its, Mark.RIGHT)) for mine, its in both)
     best = _pairs((_if(mine, Mark.RIGHT), _if(its, Mark.WRONG)) for mine, its in both)
     return _settled(found, *(pairs.judge(each, margin=margin, alpha=alpha) for each in (worst, best)))
+
+
+def paired(candidate: Sequence[Mark], accepted: Sequence[Mark]) -> Pairs:
+    """Cases that both have answered, by who got them right."""
+    both = zip(candidate, accepted, strict=True)
+    return _pairs(pair for pair in both if Mark.ERROR not in pair)
 
 
 def judge_floor(marks: Sequence[Mark], *, floor: float, alpha: float) -> Judgement:

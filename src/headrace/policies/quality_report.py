@@ -66,10 +66,13 @@ class ModelFound(msgspec.Struct, frozen=True):
 
 
 class Stratum(msgspec.Struct, frozen=True):
-    """The same by language or by category; shares with Clopper and Pearson's bounds.
+    """The same by language, by category or by kind of check; shares with Clopper and Pearson's bounds.
 
     Attributes:
+        by: `check` counts the answers that pass the checks of a kind, whatever else is wrong with them.
         name: Of a sealed set, what has too few cases to be shown apart is `others`.
+        difference: The candidate's share less the accepted one's, by Tango's interval. No part of the verdict: of many
+            of them one is far off by chance.
     """
 
     by: str
@@ -78,6 +81,7 @@ class Stratum(msgspec.Struct, frozen=True):
     accepted: Tally | None = None
     share: Interval | None = None
     accepted_share: Interval | None = None
+    difference: Interval | None = None
 
 
 class CaseFound(msgspec.Struct, frozen=True):
