@@ -1,6 +1,7 @@
 """`headrace eval` on scripted revisions: good, worse, broken, too few cases; and what becomes known of a sealed set."""
 
 import json
+import re
 import sqlite3
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from headrace.policies.quality import SetKind
 from tests.evidence.rig import ANSWERS, answers, evaluate, ids, own_set, report, revision, table
 from tests.support.certificates import Authority, self_signed
 from tests.support.echo_replica import echo_replica
+from tests.support.model_server import model_server
 from tests.support.provider import provider
 from tests.support.scripted import scripted_engine
 from tests.support.tls_front import tls_front
@@ -82,6 +84,34 @@ def test_nothing_of_a_sealed_case_is_shown_until_it_is_unsealed_which_is_recorde
     assert len(report(unsealed[1])["cases"]) == 70
     begins = [facts for action, _, facts in audit(tmp_path) if action == "acceptance.begin"]
     assert [facts["is_unsealed"] for facts in begins] == [False, False, False, True, True]
+
+
+def test_two_models_are_told_apart_by_language_category_and_kind_of_check(tmp_path: Path) -> None:
+    """A wrong number behind the right citation is wrong, and passes the checks of citations."""
+    with revision(SetKind.TUNING) as good, revision(SetKind.TUNING, bad=["en-library-loan"]) as worse:
+        asked = ("--cases", "document-assistant", "--model", "chat@v4", "--url", worse.url)
+        against = ("--compare", "chat@v3", "--compare-url", good.url)
+        found = report(evaluate(tmp_path, *asked, *against, "--json"))
+        shown = evaluate(tmp_path, *asked, *against).stdout
+    strata = {(each["by"], each["name"]): each for each in found["strata"]}
+    assert [strata["language", name]["difference"]["estimate"] for name in ("en", "zh")] == [-1 / 40, 0.0]
+    numbers, citations = strata["check", "numeric"], strata["check", "cites"]
+    assert (numbers["candidate"]["wrong"], numbers["accepted"]["wrong"]) == (1, 0)
+    assert numbers["difference"]["low"] < numbers["difference"]["estimate"] < 0.0
+    assert citations["candidate"] == citations["accepted"]
+    assert re.search(r"^language +en .* -2\.5 % \(-\d+\.\d % to \+\d+\.\d %\)$", shown, re.MULTILINE)
+
+
+def test_a_model_is_asked_without_the_excerpts_beside_itself_with_them(tmp_path: Path) -> None:
+    with model_server(lambda path, body: "Well.") as server:
+        asked = ("--cases", "document-assistant", "--model", "m", "--narrow", "0", "--compare", "m")
+        done = evaluate(tmp_path, *asked, "--url", server.url)
+        prompts = [body["messages"][1]["content"] for _, body in server.asked]
+    assert "m (no excerpts) 0 of 70 right; m 0 of 70 right" in done.stdout
+    assert (
+        sum(any(prompt == case.question for case in own_set(SetKind.TUNING).cases) for prompt in prompts)
+        == 70
+    )
 
 
 def test_a_tuning_set_is_open_and_its_use_leaves_no_record(tmp_path: Path) -> None:

@@ -40,6 +40,16 @@ def test_the_nearest_excerpts_are_shown_in_their_order_and_under_their_numbers()
     assert len(body["input"]) == 1 + len(CASE.passages)
 
 
+def test_a_model_is_asked_without_any_excerpt() -> None:
+    """What it gets right then, it hasn't read."""
+    shown = asyncio.run(Prompting(0).prompt(CASE, SET.header))
+    assert [message["content"] for message in shown.messages] == [
+        SET.header.instructions[CASE.language],
+        CASE.question,
+    ]
+    assert Prompting(0, is_ruled=True).label == "no excerpts, refusal rule"
+
+
 def test_where_there_are_no_more_excerpts_than_wished_nobody_is_asked() -> None:
     shown, asked = prompted([[1.0]], nearest=3)
     assert not asked

@@ -93,6 +93,26 @@ def test_a_case_is_not_known_by_being_alone_in_its_category() -> None:
         assert by_category.get(OTHERS) == shown
 
 
+def test_a_kind_of_check_that_few_sealed_cases_have_is_not_shown() -> None:
+    found = own_set(SetKind.ACCEPTANCE)
+    kept = [case for case in found.cases if case.category == "answerable"]
+    few = next(case for case in found.cases if case.category == "refusal")
+    some = cases.CaseSet(found.header, (*kept, few))
+    graded = [
+        Graded(
+            Reply("x"), Mark.RIGHT, checks={check.__struct_config__.tag: Mark.RIGHT for check in case.checks}
+        )
+        for case in some.cases
+    ]
+    for is_open in (False, True):
+        strata = summed_up(
+            some, [Answers("m", "", graded)], terms=Terms(), judge=None, is_open=is_open
+        ).strata
+        counts = {each.name: each.candidate.right for each in strata if each.by == "check"}
+        assert ("refuses" in counts) is is_open
+        assert counts["cites"] == len(kept)
+
+
 def test_unsealing_takes_a_reason(tmp_path: Path) -> None:
     with revision() as engine:
         done = evaluate(tmp_path, *ACCEPTANCE, "--url", engine.url, "--unseal")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.verdicts import Reason, Verdict
-from headrace.policies import distributions, pairs
+from headrace.policies import distributions, looks, pairs
 from headrace.policies.pairs import Pairs
 
 
@@ -107,9 +107,11 @@ def test_a_candidate_passes_only_where_it_is_shown_not_to_be_worse(
 
 def test_the_numbers_of_cases_in_the_documents_are_right() -> None:
     page = Path(__file__).parents[2] / "docs" / "concepts" / "quality.md"
-    rows = re.findall(r"^\| (0\.\d+) \| (\d+) \| (\d+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    row = re.compile(r"^\| (0\.\d+) \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
+    rows = row.findall(page.read_text(encoding="utf-8"))
     assert len(rows) == 5
-    for margin, none, some in rows:
+    for margin, none, some, first_look in rows:
+        assert pairs.cases_needed(float(margin), alpha=looks.alpha_at(1, alpha=0.05)) == int(first_look)
         assert pairs.cases_needed(float(margin), alpha=0.05) == int(none)
         assert pairs.cases_needed(float(margin), alpha=0.05, differing=0.1) == int(some)
 
