@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from headrace.cli import load_progress
 from headrace.cli.load_progress import LoadProgress
 from headrace.cli.main import main
-from headrace.core.load_records import LoadRun, Outcome
+from headrace.core.load_records import Outcome
+from headrace.evidence import load_file
 from headrace.evidence.load_terms import Progress
 from tests.support.crooked_server import crooked_server, whole
 from tests.support.scripted import ScriptedEngine, scripted_engine
@@ -23,7 +23,7 @@ QUICK = ("--workload", "small", "--rate", "20", "--duration", "1s")
 
 
 def asked(engine: ScriptedEngine, *more: str) -> list[str]:
-    return ["load", engine.url, "--model", "scripted", *more]
+    return ["load", "--url", engine.url, "--model", "scripted", *more]
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_a_run_is_reported_in_the_terminal_as_rows_as_a_page_and_as_records(
             )
         )
     shown = capsys.readouterr().out
-    run = msgspec.json.decode(files["json"].read_bytes(), type=LoadRun)
+    run = load_file.read(files["json"])
     assert status in (0, 4)  # a machine that is too busy makes it void, and that is said
     assert "What became of the requests?" in shown
     assert run.workload == "small"
@@ -59,9 +59,64 @@ def test_json_has_the_report_and_every_record(tmp_path: Path, capsys: pytest.Cap
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{n / 10},50,4\n" for n in range(5)))
     with scripted_engine(slots=8) as engine:
-        main(asked(engine, "--trace", str(trace), "--duration", "2s", "--warmup", "0s", "--json"))
+        main(asked(engine, "--workload", str(trace), "--duration", "2s", "--warmup", "0s", "--json"))
     said = json.loads(capsys.readouterr().out)
     assert said["report"]["intended"] == len(said["run"]["records"]) == 5
+
+
+SLO = """
+api = "v1"
+deployment = "scripted"
+failure_share_max = 0.5
+
+[[objectives]]
+metric = "ttft"
+within_ms = 30000
+share = 0.5
+"""
+
+
+@pytest.mark.slow
+def test_one_file_of_a_run_is_judged_repeated_and_described(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """load -> slo check -> replay -> workload fit, and what load prints as JSON is that file."""
+    first, again, slo = (tmp_path / name for name in ("first.json", "again.json", "slo.toml"))
+    slo.write_text(SLO)
+    with scripted_engine(slots=32) as engine:
+        status = main(
+            asked(
+                engine,
+                "--workload",
+                "small",
+                "--rate",
+                "60",
+                "--duration",
+                "2s",
+                "--warmup",
+                "0s",
+                "--records",
+                str(first),
+                "--json",
+            )
+        )
+        assert status in (0, 4)
+        assert capsys.readouterr().out.encode() == first.read_bytes()
+        assert main(["slo", "check", str(slo), "--load", str(first), "--data", str(tmp_path)]) == 0
+        status = main(
+            ["replay", str(first), "--url", engine.url, "--model", "scripted", "--records", str(again)]
+        )
+        assert status in (0, 4)
+    asked_first, asked_again = (load_file.read(path) for path in (first, again))
+    assert [record.planned_output_tokens for record in asked_again.records] == [
+        record.planned_output_tokens for record in asked_first.records
+    ]
+    start_s = asked_first.records[0].due_s
+    assert [record.due_s for record in asked_again.records] == pytest.approx(
+        [record.due_s - start_s for record in asked_first.records], abs=0.001
+    )
+    assert main(["workload", "fit", str(again), "--out", str(tmp_path / "fitted.toml")]) == 0
+    assert "[arrivals]" in (tmp_path / "fitted.toml").read_text()
 
 
 @pytest.mark.slow
@@ -80,7 +135,7 @@ def test_a_run_that_did_not_send_what_was_due_is_void(capsys: pytest.CaptureFixt
     answer = whole(b'{"choices":[{"message":{"content":"yes"}}]}')
     with crooked_server(lambda number, request: [0.4, answer]) as server:
         status = main(
-            ["load", server.url, "--model", "m", "--workload", "small", "--rate", "50", "--duration", "0.5s",
+            ["load", "--url", server.url, "--model", "m", "--workload", "small", "--rate", "50", "--duration", "0.5s",
              "--open-max", "1"]
         )  # fmt: skip
     assert status == 4
@@ -112,13 +167,15 @@ def test_ctrl_c_ends_a_run_with_a_report_of_what_there_was(processes: str) -> No
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["http://127.0.0.1:1"], "--model"),
-        (["ftp://x", "--model", "m"], "must be http"),
-        (["http://127.0.0.1:1", "--model", "m", "--processes", "65"], "--processes"),
-        (["http://127.0.0.1:1", "--model", "m", "--ramp", "--concurrency", "2"], "--ramp"),
-        (["http://127.0.0.1:1", "--model", "m", "--duration", "5s", "--warmup", "5s"], "--warmup"),
-        (["http://127.0.0.1:1", "--model", "m", "--workload", "nothing"], "nothing"),
-        (["http://127.0.0.1:1", "--model", "m", "--key", "secret"], "by reference"),
+        (["--url", "http://127.0.0.1:1"], "--model"),
+        (["--url", "ftp://x", "--model", "m"], "must be http"),
+        (["--url", "http://127.0.0.1:1", "--model", "m", "--processes", "65"], "--processes"),
+        (["--url", "http://127.0.0.1:1", "--model", "m", "--ramp", "--concurrency", "2"], "--ramp"),
+        (["--url", "http://127.0.0.1:1", "--model", "m", "--duration", "5s", "--warmup", "5s"], "--warmup"),
+        (["--url", "http://127.0.0.1:1", "--model", "m", "--ramp", "--html", "x.html"], "--ramp"),
+        (["--url", "http://127.0.0.1:1", "--model", "m", "--html", "/nowhere/x.html"], "folder that exists"),
+        (["--url", "http://127.0.0.1:1", "--model", "m", "--workload", "nothing"], "nothing"),
+        (["--url", "http://127.0.0.1:1", "--model", "m", "--key", "secret"], "by reference"),
     ],
 )
 def test_what_the_operator_must_change_is_said_before_anything_is_sent(
@@ -188,6 +245,10 @@ def test_the_running_service_is_asked_with_its_own_key(
     assert status in (0, 4)
     assert said["report"]["model"] == "scripted"
     assert said["report"]["outcomes"]["ok"] > 0
+    joined = said["joined"]
+    assert joined["whole"] + joined["misfits"] == said["report"]["outcomes"]["ok"], (
+        "the service's own records explain the callers' time"
+    )
 
 
 def _wait_until_ready(data: Path) -> None:

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from headrace.cli.main import main
-from headrace.core.load_records import LoadRun, Outcome
+from headrace.core.load_records import Outcome
 from headrace.core.workload import ArrivalKind, Arrivals, Workload, constant
-from headrace.evidence import requests
+from headrace.evidence import load_file, requests
 from tests.support.scripted import scripted_engine
 
 TRACE = """arrival_ms,input_tokens,output_tokens,conversation,is_streamed,cached_tokens,cancel_after_ms
@@ -40,7 +40,7 @@ def test_a_trace_is_asked_again_at_its_moments_and_reported(
         line = f"replay {trace} --data {tmp_path} --url {engine.url} --model scripted --speed 5"
         status = main([*line.split(), "--records", str(records), "--html", str(page)])
     assert status in DONE_OR_VOID
-    run = msgspec.json.decode(records.read_bytes(), type=LoadRun)
+    run = load_file.read(records)
     by_number = {record.number: record for record in run.records}
     due_s = [by_number[number].due_s for number in range(5)]
     assert [due_s[number] for number in (0, 1, 2, 4)] == pytest.approx([0.0, 0.04, 0.12, 1.8], abs=0.001)
@@ -69,7 +69,7 @@ def test_a_replay_is_cut_where_that_is_asked_for_and_its_report_is_json(
     with scripted_engine(slots=8) as engine:
         line = f"replay {trace} --data {tmp_path} --url {engine.url} --model scripted --duration 0.7s --json"
         assert main(line.split()) in DONE_OR_VOID
-    assert json.loads(capsys.readouterr().out)["intended"] == 3
+    assert json.loads(capsys.readouterr().out)["report"]["intended"] == 3
 
 
 def test_a_closed_loop_has_no_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="which set is meant, tuning or acceptance; a use of the latter is recorded (default: tuning)",
     )
-    target.add_options(parser, is_positional=False)
+    target.add_options(parser)
     parser.add_argument("--compare", metavar="M2", help="the accepted model, asked the same cases")
     parser.add_argument("--compare-url", metavar="URL", help="its server, if it's another")
     parser.add_argument("--compare-key", default="", metavar="REF", help="the key of that other server")

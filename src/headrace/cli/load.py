@@ -1,36 +1,23 @@
 """`headrace load`: what does a service make of a load, as its callers see it?"""
 
 import argparse
-import shlex
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headrace import config
-from headrace.cli import common, durations, section_text, target
-from headrace.cli.load_progress import LoadProgress
+from headrace.cli import common, durations, load_run, target
 from headrace.core import workload as core_workload
-from headrace.core.clock import SystemClock
-from headrace.core.errors import ConfigError, leaves
-from headrace.core.load_records import LoadRun
+from headrace.core.errors import ConfigError
 from headrace.core.workload import Workload
-from headrace.evidence import load_page, load_processes, requests
+from headrace.evidence import load_processes, requests
 from headrace.evidence.load_terms import OPEN_MAX, LoadTerms
 from headrace.evidence.target import Target
 from headrace.policies import load_ramp, load_report
 from headrace.policies.load_ramp import Step
-from headrace.policies.load_report import LoadReport
 
-_CLOCK = SystemClock()
-DONE, VOID, INTERRUPTED = 0, 4, 130
 DURATION_S, STEP_S = 60.0, 10.0
 _WARMUP_MAX_S = 30.0
-_STATUS_HELP = """
-exit status: 0 done; 2 the operator must change something; 4 the run is void: the generator was late, short of CPU, or didn't send
-what was due; 130 stopped by Ctrl-C, after a report of what there was
-"""
 
 
 def add(commands: Any) -> None:
@@ -41,28 +28,22 @@ def add(commands: Any) -> None:
         _load,
         help="send a load to a server, on a schedule that nothing puts off, and report what its callers saw",
         example="headrace load --rate 5 --duration 2m\n"
-        "         headrace load http://127.0.0.1:8000 --model chat --key env:KEY --workload small --concurrency 8 --html load.html",
+        "         headrace load --url http://127.0.0.1:8000 --model chat --key env:KEY --workload small --concurrency 8 --html load.html",
         with_json=True,
     )
-    parser.epilog = f"{parser.epilog}\n{_STATUS_HELP}"
+    parser.epilog = f"{parser.epilog}\n{load_run.STATUS_HELP}"
     target.add_options(parser)
     _add_what(parser)
     _add_how(parser)
-    _add_where(parser)
+    load_run.add_outputs(parser)
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
+    parser.add_argument(
         "--workload",
         default=requests.DEFAULT,
         metavar="FILE|NAME",
-        help=f"what is asked, and when (default: {requests.DEFAULT})",
-    )
-    what.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="requests as a trace has them: CSV, or lines of JSON; see headrace workload",
+        help=f"what is asked, and when: a workload, a trace, or an earlier run's --records (default: {requests.DEFAULT})",
     )
     pace = parser.add_mutually_exclusive_group()
     pace.add_argument(
@@ -82,6 +63,14 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="raise the rate step by step, from --rate on, until goodput doesn't follow any more",
     )
+    parser.add_argument(
+        "--seed", type=common.positive, metavar="N", help="of the workload (default: the workload's own)"
+    )
+    parser.add_argument(
+        "--same-texts",
+        action="store_true",
+        help="ask exactly what an earlier run asked, and meet what its caches kept; else only lengths are the same",
+    )
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +78,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         "--duration",
         type=durations.duration_s,
         metavar="SPAN",
-        help="how long requests are due (default: the workload's, else 60s; of a step with --ramp: 10s), at most until a trace is at"
-        " its end",
+        help="how long requests are due (default: the workload's, all of a trace, else 60s; of a step with --ramp: 10s), at most until"
+        " a trace is at its end",
     )
     parser.add_argument(
         "--warmup",
@@ -119,30 +108,6 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"requests that may be open at once; what is due beyond that counts as unsent (default: {OPEN_MAX})",
     )
-    parser.add_argument(
-        "--seed", type=common.positive, metavar="N", help="of the workload (default: the workload's own)"
-    )
-    parser.add_argument(
-        "--same-texts",
-        action="store_true",
-        help="ask exactly what an earlier run asked, and meet what its caches kept; else only lengths are the same",
-    )
-
-
-def _add_where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--records",
-        type=Path,
-        metavar="FILE",
-        help="write the whole run as JSON, for headrace slo check --load",
-    )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write every request as a row")
-    parser.add_argument(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="write the report with plots as a page that needs nothing else",
-    )
 
 
 def _load(arguments: argparse.Namespace) -> int:
@@ -150,31 +115,24 @@ def _load(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--processes must be at most {load_processes.PROCESSES_MAX}")
     if arguments.ramp and arguments.concurrency:
         raise ConfigError("--ramp raises a rate, which --concurrency has none of")
-    workload = _workload(arguments)
+    if arguments.ramp and (arguments.records or arguments.csv or arguments.html):
+        raise ConfigError(
+            "--records, --csv and --html are of one run, and --ramp makes several; run the rate that it finds by itself"
+        )
+    load_run.check_outputs(arguments)
+    workload = requests.load(arguments.workload, data=config.data_directory(arguments.data))
+    if arguments.seed:
+        workload = msgspec.structs.replace(workload, seed=arguments.seed)
+    terms = _terms(arguments, workload)
     aimed = target.chosen(arguments)
     if arguments.ramp:
-        return _climb(arguments, aimed, workload)
-    run = _driven(arguments, aimed, workload, _terms(arguments, workload))
-    report = load_report.summarise(run)
-    _write(arguments, run, report)
-    if arguments.json:
-        print(load_page.as_json(report, run).decode())
-    else:
-        section_text.print_sections(load_page.sections(report, run))
-    if run.is_stopped:
-        return INTERRUPTED
-    return VOID if report.generator.void else DONE
-
-
-def _workload(arguments: argparse.Namespace) -> Workload:
-    workload = requests.load(
-        arguments.trace or arguments.workload, data=config.data_directory(arguments.data)
-    )
-    return msgspec.structs.replace(workload, seed=arguments.seed) if arguments.seed else workload
+        return _climb(arguments, aimed, workload, terms)
+    run = load_run.drive(aimed, workload, terms, processes=arguments.processes)
+    return load_run.tell(arguments, run)
 
 
 def _terms(arguments: argparse.Namespace, workload: Workload) -> LoadTerms:
-    default_s = STEP_S if arguments.ramp else workload.duration_s or DURATION_S
+    default_s = STEP_S if arguments.ramp else requests.lasts_s(workload) or DURATION_S
     duration_s = arguments.duration or default_s
     if arguments.concurrency is None:
         duration_s = requests.at_most_s(workload, duration_s, rate_per_s=arguments.rate)
@@ -188,54 +146,32 @@ def _terms(arguments: argparse.Namespace, workload: Workload) -> LoadTerms:
         warmup_s=warmup_s,
         open_max=arguments.open_max,
         deadline_s=arguments.deadline,
-        nonce=0 if arguments.same_texts else int(_CLOCK.wall_s() * 1000),
+        nonce=0 if arguments.same_texts else load_run.nonce(),
     )
-
-
-def _driven(arguments: argparse.Namespace, aimed: Target, workload: Workload, terms: LoadTerms) -> LoadRun:
-    progress = LoadProgress()
-    try:
-        return load_processes.drive(
-            aimed, workload, terms, clock=_CLOCK, processes=arguments.processes, progress=progress.tell
-        )
-    except BaseExceptionGroup as errors:
-        raise leaves(errors)[0] from None
-    finally:
-        progress.end()
-
-
-def _write(arguments: argparse.Namespace, run: LoadRun, report: LoadReport) -> None:
-    if arguments.records:
-        arguments.records.write_bytes(msgspec.json.encode(run))
-    if arguments.csv:
-        arguments.csv.write_text(load_page.records_csv(run), encoding="utf-8")
-    if arguments.html:
-        page = load_page.html(report, run, command=shlex.join(["headrace", *sys.argv[1:]]))
-        arguments.html.write_text(page, encoding="utf-8")
 
 
 # A ramp
 
 
-def _climb(arguments: argparse.Namespace, aimed: Target, workload: Workload) -> int:
+def _climb(arguments: argparse.Namespace, aimed: Target, workload: Workload, terms: LoadTerms) -> int:
     """Step by step, until goodput stays behind."""
-    terms = _terms(arguments, workload)
     rate_per_s = arguments.rate or workload.arrivals.rate_per_s or 1.0
     steps: list[Step] = []
-    while (next_per_s := load_ramp.next_rate(steps, first_per_s=rate_per_s)) is not None:
+    is_stopped = False
+    while not is_stopped and (next_per_s := load_ramp.next_rate(steps, first_per_s=rate_per_s)) is not None:
         # A step asks nothing that an earlier one asked: a cache would know it.
         step = msgspec.structs.replace(terms, rate_per_s=next_per_s, nonce=terms.nonce + len(steps))
-        run = _driven(arguments, aimed, core_workload.at_rate(workload, next_per_s), step)
-        report = load_report.summarise(run)
-        steps.append(load_ramp.step(run, report, rate_per_s=next_per_s, before=steps))
-        if run.is_stopped:
-            _tell_ramp(arguments, steps)
-            return INTERRUPTED
-    _tell_ramp(arguments, steps)
-    return VOID if steps[-1].is_void else DONE
+        asked = core_workload.at_rate(workload, next_per_s)
+        run = load_run.drive(aimed, asked, step, processes=arguments.processes)
+        is_stopped = run.is_stopped
+        steps.append(load_ramp.step(run, load_report.summarise(run), rate_per_s=next_per_s, before=steps))
+    _tell_ramp(arguments, steps, step_s=terms.duration_s)
+    if is_stopped:
+        return load_run.INTERRUPTED
+    return load_run.VOID if steps[-1].is_void else load_run.DONE
 
 
-def _tell_ramp(arguments: argparse.Namespace, steps: list[Step]) -> None:
+def _tell_ramp(arguments: argparse.Namespace, steps: list[Step], *, step_s: float) -> None:
     most_per_s = load_ramp.followed(steps)
     if arguments.json:
         common.print_json({"followed_per_s": most_per_s, "steps": msgspec.to_builtins(steps)})
@@ -258,4 +194,4 @@ def _tell_ramp(arguments: argparse.Namespace, steps: list[Step]) -> None:
     said = (
         "no rate was followed" if most_per_s is None else f"goodput follows up to {most_per_s:g} requests/s"
     )
-    print(f"\n{said}, by steps of {arguments.duration or STEP_S:g} s")
+    print(f"\n{said}, by steps of {step_s:g} s")

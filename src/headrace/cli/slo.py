@@ -13,10 +13,9 @@ from headrace.cli import common, durations, section_text, slo_served, status
 from headrace.config import slos
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
-from headrace.core.load_records import LoadRun
 from headrace.core.slo import Slo
 from headrace.core.verdicts import Verdict
-from headrace.evidence import page, slo_cost, slo_report
+from headrace.evidence import load_file, page, slo_cost, slo_report
 from headrace.evidence.slo_cost import CostFound
 from headrace.policies import load_report, slo_alerts, slo_requests
 from headrace.policies import slo as promises
@@ -84,7 +83,11 @@ def _add_check(actions: Any) -> None:
     check.epilog = f"{check.epilog}\n{_STATUS_HELP}"
     check.add_argument("file", metavar="FILE", help="what is promised")
     what = check.add_mutually_exclusive_group(required=True)
-    what.add_argument("--load", metavar="RUN", help="a load test, as `headrace load --records RUN` wrote it")
+    what.add_argument(
+        "--load",
+        metavar="RUN",
+        help="a load test, as `headrace load --records RUN` or `headrace replay` wrote it",
+    )
     what.add_argument(
         "--window",
         type=durations.duration_s,
@@ -167,7 +170,7 @@ _BURN_S = (300.0, 3600.0, 6 * 3600.0, 86_400.0, 3 * 86_400.0)
 
 
 def _check_load(arguments: argparse.Namespace, slo: Slo) -> int:
-    run = _read(Path(arguments.load))
+    run = load_file.read(Path(arguments.load))
     if run.model != slo.deployment:
         raise ConfigError(
             f"{arguments.load} is of the model `{run.model}`, and {arguments.file} of `{slo.deployment}`"
@@ -268,13 +271,6 @@ def _decoded(path: Path, kind: type[Decoded], *, what: str) -> Decoded:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not {what} ({error})") from error
-
-
-def _read(path: Path) -> LoadRun:
-    run = _decoded(path, LoadRun, what="a load test's records")
-    if len({record.number for record in run.records}) < len(run.records):
-        raise ConfigError(f"{path}: not a load test's records (a request is there twice)")
-    return run
 
 
 def _write(path: Path, text: str) -> None:

@@ -16,14 +16,12 @@ from headrace.evidence.target import Target
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
-def add_options(parser: argparse.ArgumentParser, *, is_positional: bool = True) -> None:
-    """`URL` or `--url URL`, `--model`, `--key`, `--ca`, `--certificate`."""
-    url: dict[str, Any] = {"nargs": "?"} if is_positional else {}
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """`--url`, `--model`, `--key`, `--ca`, `--certificate`."""
     parser.add_argument(
-        "url" if is_positional else "--url",
+        "--url",
         metavar="URL",
         help="an OpenAI-compatible server (default: the service that runs on the data directory)",
-        **url,
     )
     parser.add_argument(
         "--model", metavar="M", help="the model, as the server calls it (default: the service's first)"

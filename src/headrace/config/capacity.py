@@ -13,7 +13,6 @@ from headrace.core.capacity_plan import (
     PromiseTerms,
     ReplicaTerms,
 )
-from headrace.core.errors import ConfigError
 from headrace.policies.memory_plan import NUMBER_BYTES
 
 FILE_BYTES_MAX = 64 * 1024

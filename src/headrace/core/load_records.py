@@ -84,6 +84,7 @@ class LoadRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         is_cold: No request before it had its shared prefix.
         process: Which process of the generator sent it.
         planned_input_tokens, planned_output_tokens: How long it was meant to be.
+        conversation: As the plan numbers them; all turns of one have the same.
     """
 
     number: int
@@ -110,6 +111,7 @@ class LoadRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     process: int = 0
     planned_input_tokens: int = 0
     planned_output_tokens: int = 0
+    conversation: int = 0
 
     @property
     def late_by_s(self) -> float | None:

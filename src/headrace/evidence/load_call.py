@@ -147,6 +147,7 @@ class Call:
             process,
             planned.input_tokens,
             planned.output_tokens,
+            planned.conversation,
         )
 
     def _judged(self, ended_s: float) -> tuple[Outcome, str, scanning.Counts]:
@@ -228,6 +229,7 @@ def unsent(
         process=process,
         planned_input_tokens=planned.input_tokens,
         planned_output_tokens=planned.output_tokens,
+        conversation=planned.conversation,
     )
 
 

@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-import msgspec
-
 from headrace.core.load_records import LoadRecord, LoadRun, Outcome
 from headrace.evidence import numbers, tables
 from headrace.evidence.page import Section, Table, page
@@ -333,8 +331,3 @@ def records_csv(run: LoadRun) -> str:
             for record in run.records
         ),
     )
-
-
-def as_json(report: LoadReport, run: LoadRun) -> bytes:
-    """The report with all records, which it can be made of again."""
-    return msgspec.json.format(msgspec.json.encode({"report": report, "run": run}), indent=1)

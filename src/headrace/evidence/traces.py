@@ -8,7 +8,7 @@ A trace is a table with a line of headings (CSV), or lines of JSON. Columns are 
     conversation                                                        Session ID (BurstGPT)
     hash_ids (lines of JSON), is_streamed, cached_tokens, cancel_after_ms
 
-Only the time is required; others may be missing, or empty in some lines.
+Only the time is required; others may be missing, or empty in some lines. A load test's file (`.json`) is read as one too: what it asked.
 """
 
 import csv
@@ -23,8 +23,9 @@ import msgspec
 from headrace.core.errors import ConfigError
 from headrace.core.usage import TOKENS_MAX
 from headrace.core.workload import Arrived
+from headrace.evidence import load_file
 
-SUFFIXES = (".csv", ".jsonl")
+SUFFIXES = (".csv", ".jsonl", load_file.SUFFIX)
 SPAN_MAX_S = 1e9
 
 T = TypeVar("T")
@@ -35,6 +36,15 @@ _TRUE, _FALSE = ("true", "True", "1", True), ("false", "False", "0", False)
 
 def read(path: Path) -> Iterator[Arrived]:
     """Every request, the first at 0. Raises ConfigError naming file, line and column, also where lines aren't in order."""
+    found = load_file.arrivals(load_file.read(path)) if path.suffix == load_file.SUFFIX else _listed(path)
+    first = next(found, None)
+    if first is None:
+        raise ConfigError(f"{path}: no requests in it")
+    yield first
+    yield from found
+
+
+def _listed(path: Path) -> Iterator[Arrived]:
     first_s = last_s = None
     for line, row in _rows(path):
         try:
@@ -50,8 +60,6 @@ def read(path: Path) -> Iterator[Arrived]:
                 f"{path}: line {line}: it came {at_s - first_s:g} s after the first; no trace is that long"
             )
         yield arrived._replace(at_s=at_s - first_s)
-    if first_s is None:
-        raise ConfigError(f"{path}: no requests in it")
 
 
 def rate_per_s(path: Path) -> float:
