@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.config import files, text
 from headrace.core import money
+from headrace.core.errors import ConfigError
 from headrace.core.slo import Metric, Objective, Slo
 
 FOLDER = "slos"
