@@ -1,6 +1,7 @@
 """A load test's file is a trace as well: what was asked of a server, not what it made of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def written(folder: Path, *records: LoadRecord) -> Path:
 
 
 def test_a_run_is_a_trace_of_what_was_asked_whatever_became_of_it(tmp_path: Path) -> None:
-    asked = {"planned_input_tokens": 30, "planned_output_tokens": 9}
+    asked: Any = {"planned_input_tokens": 30, "planned_output_tokens": 9}
     path = written(
         tmp_path,
         LoadRecord(1, 2.5, 2.5, None, None, 2.6, Outcome.REFUSED, conversation=1, **asked),

@@ -100,7 +100,9 @@ def test_a_kind_of_check_that_few_sealed_cases_have_is_not_shown() -> None:
     some = cases.CaseSet(found.header, (*kept, few))
     graded = [
         Graded(
-            Reply("x"), Mark.RIGHT, checks={check.__struct_config__.tag: Mark.RIGHT for check in case.checks}
+            Reply("x"),
+            Mark.RIGHT,
+            checks={str(check.__struct_config__.tag): Mark.RIGHT for check in case.checks},
         )
         for case in some.cases
     ]
