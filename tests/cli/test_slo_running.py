@@ -48,7 +48,12 @@ def test_a_running_service_is_held_to_what_its_results_may_cost(
         # Without asking: what is refused before it is ready is a broken promise too.
         wait_until(lambda: running.ready("chat") == ["chat@v1"], what="a ready replica")
         assert {running.ask("chat")[0] for _ in range(ASKED)} == {200}
-        wait_until(lambda: check(running, dear)[1]["cost"]["spent_pico"], what="the first decision's record")
+
+        def is_recorded() -> bool:
+            found = check(running, dear)[1]
+            return found["intended"] >= ASKED and found["cost"]["spent_pico"] > 0
+
+        wait_until(is_recorded, what="the records of all, and the first decision's")
         status, found = check(running, dear)
         assert (status, found["verdict"]) == (0, "pass"), found
         cost = found["cost"]
@@ -72,7 +77,7 @@ def test_a_running_service_is_held_to_what_its_results_may_cost(
         assert row["promises"][0]["burn_rates"] == {"5m": 0.0, "1h": 0.0}
         (tmp_path / "slos" / "odd.toml").write_text("deployment = 7")
         told = running.service.cli("status").stdout
-        assert "burn rate (1 h)" in told
+        assert "BURN RATE (1 H)" in told
         assert "promise slos/odd.toml" in told
 
 
