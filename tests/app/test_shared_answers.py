@@ -156,7 +156,7 @@ def test_while_the_service_is_silent_named_work_is_refused_and_never_done_twice(
             assert (headers["retry-after"], headers["x-should-retry"]) == ("1", "true")
         assert (
             elapsed_s < 30.0
-        )  # each 50 ms at most for the first word of each worker; the rest is the machine's
+        )  # half a second at most for the first question of each worker; the rest is the machine's
         assert first[0] == 200
         again = wait_until(
             lambda: next((each for each in [named(running, key)] if each[0] == 200), None), what="the answer"

@@ -49,7 +49,7 @@ def budget(running: Provider, name: str, quota: str) -> tuple[Any, Any]:
 
 
 def ask(made: Rig, **fields: Any) -> Exchange:
-    """One request and its answer. On a busy machine the authority may be silent for 50 ms: then it is asked again, as
+    """One request and its answer. On a busy machine the authority may be silent for half a second: then it is asked again, as
     callers do who are told 503."""
     while (answer := made.ask(**fields)).status == 503:
         assert error_of(answer)["code"] == "quota_unavailable"

@@ -127,7 +127,10 @@ def test_the_queue_has_one_bound_for_all_workers() -> None:
     with service(slots=2, config=config, ttft_ms=60_000, tokens=1) as (running, engine):
         key = running.key()
         with ThreadPoolExecutor(30) as pool:
-            asked = [pool.submit(ask, running, key) for _ in range(30)]
+            # First the slots: while one is on its way to another worker, who will have it takes a place in the queue.
+            asked = [pool.submit(ask, running, key) for _ in range(2)]
+            engine.wait_for_stats(lambda stats: stats["running"] == 2, within_s=60)
+            asked += [pool.submit(ask, running, key) for _ in range(28)]
             wait_until(lambda: sum(each.done() for each in asked) == 30 - 2 - 6, what="the refusals")
             assert {each.result() for each in asked if each.done()} == {503}
             wait_until(lambda: running.status()["queued"] == 6, what="the queue to be full")

@@ -103,9 +103,10 @@ class SimulatedWorker:
         prompt_tokens: int = 3,
         output_tokens_max: int | None = None,
         used: TokenUsage = UNUSED,
+        time_s: float = 300.0,
         ended: Callable[[HeadraceError | None], None] = lambda error: None,
     ) -> None:
-        """One request, which will hold its slot for so long, and will have used so much."""
+        """One request with so much time, which will hold its slot for so long, and will have used so much."""
         now_s = self._world.clock.now_s()
         request = InferenceRequest(
             id=RequestId("req"),
@@ -121,7 +122,7 @@ class SimulatedWorker:
             choices=1,
             arrived_s=now_s,
             arrived_wall_s=0.0,
-            deadline_s=now_s + 300.0,
+            deadline_s=now_s + time_s,
         )
         walk = Walk(self._walk(request, held_s, used, ended), on_end=lambda: self.walks.pop(walk))
         self.walks[walk] = None

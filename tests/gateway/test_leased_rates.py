@@ -305,7 +305,7 @@ def test_whatever_happens_no_token_is_given_twice_and_none_is_lost(seed: int) ->
                 case 0:
                     world.replace(chance.randrange(WORKERS))
                 case 1:
-                    chance.choice((worker.up, worker.down)).delay_s = chance.choice((0.0, 0.01, 0.1))
+                    chance.choice((worker.up, worker.down)).delay_s = chance.choice((0.0, 0.01, 0.6))
                 case 2 if worker.walks:
                     chance.choice(list(worker.walks)).cancel()
                 case 3 | 4:
@@ -330,7 +330,8 @@ def test_whatever_happens_no_token_is_given_twice_and_none_is_lost(seed: int) ->
             await asyncio.sleep(0.01)
         await world.rest()
         await asyncio.sleep(0.1)
-        assert len(admitted) >= 5  # of 200 tokens at the most each, where 1000 may come at once
+        # Of 200 tokens at the most each, where 1000 may come at once, and up to 300 of them to workers that have no use for them.
+        assert len(admitted) >= 3
         for worker in world.workers:
             for subject in ("acme", "key:key", f"model:acme/{MODEL}"):
                 assert worker.dispatch.in_progress(subject) == 0

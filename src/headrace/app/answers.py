@@ -7,10 +7,9 @@ from headrace.config import IdempotencyConfig
 from headrace.core.clock import Clock
 from headrace.core.errors import Saturated
 from headrace.core.ids import TenantId
-from headrace.core.leases import WorkerId
+from headrace.core.leases import ANSWER_LIMIT_S, WorkerId
 from headrace.core.outcome import Reason
 from headrace.gateway.idempotency import PARAM, RETRY_AFTER_S, AnswerBounds, KeptAnswer, set_bounds
-from headrace.gateway.leases import ANSWER_LIMIT_S
 from headrace.policies.idempotency import IdempotencyTable, Known
 from headrace.protocols.frames import FRAME_BYTES_MAX
 

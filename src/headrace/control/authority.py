@@ -10,6 +10,7 @@ from headrace.control.shared_rates import SharedRates
 from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot
 from headrace.core.leases import (
+    OTHERS_LIMIT_S,
     AskRate,
     LeaseAsking,
     Lending,
@@ -29,8 +30,6 @@ from headrace.policies.limits import LimitView, part_of
 
 # An engine needs a moment to see that a worker is gone and to drop its work: llama.cpp 0.12 s.
 SETTLE_S = 0.25
-# A worker that is asked what it has idle answers in a fraction of a millisecond, unless it is stuck.
-ANSWER_LIMIT_S = 0.02
 
 Send = Callable[[Lending], None]
 
@@ -94,7 +93,7 @@ class Authority:
                 self._tell(pool.want(worker, count))
                 if pool.is_waiting and key not in self._waiting:
                     self._waiting.add(key)
-                    asyncio.get_running_loop().call_later(ANSWER_LIMIT_S, self._stop_waiting, key)
+                    asyncio.get_running_loop().call_later(OTHERS_LIMIT_S, self._stop_waiting, key)
                 self._forget(pool)
             case Return(key, count, slots):
                 pool = self._pool(key)

@@ -14,6 +14,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.core.ids import RequestId, TenantId
 from headrace.core.leases import (
+    OTHERS_LIMIT_S,
     AskEscrow,
     EscrowAsking,
     EscrowId,
@@ -36,8 +37,6 @@ from headrace.stores.spending import Before, Corrected, counts_for
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
-# A worker that is asked what it has idle answers in a fraction of a millisecond, unless it is stuck.
-ANSWER_LIMIT_S = 0.02
 # New quotas are in force after this, whether or not what was spent of them could be read.
 OPEN_LIMIT_S = 0.25
 # Between two looks at whether the ledger has written what it was given.
@@ -354,7 +353,7 @@ class BudgetAuthority:
     def _watch(self, escrow_id: EscrowId, lender: EscrowLender) -> None:
         if lender.is_waiting and escrow_id not in self._waiting:
             self._waiting.add(escrow_id)
-            asyncio.get_running_loop().call_later(ANSWER_LIMIT_S, self._stop_waiting, escrow_id)
+            asyncio.get_running_loop().call_later(OTHERS_LIMIT_S, self._stop_waiting, escrow_id)
 
     def _stop_waiting(self, escrow_id: EscrowId) -> None:
         self._waiting.discard(escrow_id)

@@ -1,6 +1,6 @@
 """Who fetches the rates of this host from the store that all hosts share? The authority's other half: it asks beside the requests.
 
-A worker that waits is answered within ANSWER_LIMIT_S, by the store or, while that is silent, out of this host's even part of the rate.
+A worker that waits is answered within twice OTHERS_LIMIT_S, by the store or, while that is silent, out of this host's even part of the rate.
 """
 
 import asyncio
@@ -9,14 +9,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.leases import AskRate, GrantRate, RateKey, ReturnRate, WorkerId
+from headrace.core.leases import OTHERS_LIMIT_S, AskRate, GrantRate, RateKey, ReturnRate, WorkerId
 from headrace.policies.limits import LimitView
 from headrace.policies.shared_rates import Answer, LimitStoreError, SharedRate, Wish
 from headrace.telemetry.logs import Log
 from headrace.telemetry.metrics import Metrics
 
-# A question may come while one is asked, so that it waits for two answers; a worker waits for 50 ms.
-ANSWER_LIMIT_S = 0.02
 WINDOW_S = 0.25
 BEAT_EVERY_S = 5.0
 # Rates in one call: the server does nothing else meanwhile.
@@ -144,7 +142,7 @@ class SharedRates:
         """Whether the store has answered in time. A late answer is taken all the same: what it has lent is lent."""
         async with asyncio.TaskGroup() as tasks:
             call = tasks.create_task(self._answer([wish for _, wish in wished], is_beat=is_beat))
-            await asyncio.wait({call}, timeout=ANSWER_LIMIT_S)
+            await asyncio.wait({call}, timeout=OTHERS_LIMIT_S)
             for _ in range(3):  # if this process was late itself, the answer is in the socket now
                 if not call.done():
                     await asyncio.sleep(0)

@@ -17,6 +17,13 @@ from headrace.core.usage import TokenUsage
 
 WorkerId = int
 
+# A request that finds too little held waits for the authority's answer, which may have been asked just before and whose
+# process may not get a core for a while: refusing is worse than that wait.
+ANSWER_LIMIT_S = 0.5
+# The authority waits for others (workers that may have something idle, the store of several hosts), perhaps once for the
+# question before and once for this one, and answers in time all the same.
+OTHERS_LIMIT_S = 0.2
+
 
 class PoolKind(StrEnum):
     """What is lent one by one and comes back when it is free: it has no time limit of its own."""

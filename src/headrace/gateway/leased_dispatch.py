@@ -7,6 +7,7 @@ from headrace.core.clock import Clock
 from headrace.core.fleet import FleetSnapshot, Replica
 from headrace.core.ids import TargetKey
 from headrace.core.leases import (
+    ANSWER_LIMIT_S,
     Asking,
     EscrowLending,
     GrantRate,
@@ -23,7 +24,7 @@ from headrace.core.tenant import Principal
 from headrace.gateway.dispatch import Dispatch, Slot
 from headrace.gateway.leased_budgets import LeasedReservations
 from headrace.gateway.leased_limits import LeasedLimiter, SubjectStock
-from headrace.gateway.leases import ANSWER_LIMIT_S, Lacking, Leases, Stock
+from headrace.gateway.leases import Lacking, Leases, Stock
 from headrace.gateway.shadow import SentShadow
 from headrace.policies import admission
 from headrace.policies.admission import QueueBounds
@@ -174,10 +175,9 @@ class LeasedDispatch(Dispatch):
     async def obtain(self, lacking: Lacking, *, until_s: float) -> None:
         await self._leases.obtain(lacking, until_s=until_s)
 
-    @property
-    def obtain_until_s(self) -> float:
+    def obtain_until_s(self, ticket: Ticket) -> float:
         """How long a request that comes now may wait for leases."""
-        return self._clock.now_s() + ANSWER_LIMIT_S
+        return min(self._clock.now_s() + ANSWER_LIMIT_S, ticket.deadline_s)
 
     def _drop_if_gone(self, stock: Stock) -> None:
         """Slots of a replica that has left the fleet, without work of ours, are of no use to us."""
@@ -242,7 +242,7 @@ class LeasedSlot(Slot):
 
     async def wait(self) -> None:
         if self._lacking is not None:
-            until_s = self._leased.obtain_until_s
+            until_s = self._leased.obtain_until_s(self.ticket)
             while self._lacking is not None:
                 await self._leased.obtain(self._lacking, until_s=until_s)
                 self._enter()

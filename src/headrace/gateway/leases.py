@@ -11,10 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError
-from headrace.core.leases import Asking, Deny, Grant, LentSlot, PoolKey, Recall, Return, Sated, Want
+from headrace.core.leases import (
+    ANSWER_LIMIT_S,
+    Asking,
+    Deny,
+    Grant,
+    LentSlot,
+    PoolKey,
+    Recall,
+    Return,
+    Sated,
+    Want,
+)
 from headrace.gateway.walk import Signal
-
-ANSWER_LIMIT_S = 0.05
 
 
 class Waiters:
@@ -137,8 +146,10 @@ class Leases:
         waiters = lacking.ask()
         if self.is_silent or now_s >= until_s:
             raise lacking.refusal
-        await waiters.wait(until_s - now_s)
-        if self._heard_s < now_s:
+        wait_s = until_s - now_s
+        await waiters.wait(wait_s)
+        # Of a wait that the caller's deadline or an earlier answer made short nothing follows.
+        if self._heard_s < now_s and wait_s > ANSWER_LIMIT_S / 2:
             self.is_silent = True
 
     def ask(self, stock: Stock) -> Waiters:
