@@ -232,6 +232,7 @@ def series(delivered: str, failed: str, *, late: str = "0x2000") -> dict[str, st
     requests = 'headrace_requests_total{model="demo",outcome="%s",reason="%s"}'
     count, within = delivered, delivered if late == "0x2000" else late
     return {
+        'headrace_build_info{version="1"}': "1x2000",
         requests % ("delivered", "ok"): delivered,
         requests % ("refused", "queue_full"): failed,
         requests % ("refused", "rate_limited"): "0+600x2000",
@@ -241,7 +242,7 @@ def series(delivered: str, failed: str, *, late: str = "0x2000") -> dict[str, st
 
 
 def simulated(rules: Path, given: dict[str, str], expected: dict[str, Sequence[str]]) -> None:
-    """At each of these times exactly these alerts are there, as `SEVERITY OBJECTIVE`."""
+    """At each of these times exactly these alerts are there, as `SEVERITY OBJECTIVE`, or `SEVERITY` of one without."""
     lines = [
         "rule_files:",
         f"  - {rules.name}",
@@ -260,9 +261,10 @@ def simulated(rules: Path, given: dict[str, str], expected: dict[str, Sequence[s
             "        exp_samples:" if alerts else "        exp_samples: []",
         ]
         for alert in alerts:
-            severity, objective = alert.split(" ", 1)
+            severity, _, objective = alert.partition(" ")
+            which = f', objective="{objective}"' if objective else ""
             lines += [
-                f'          - labels: \'{{severity="{severity}", objective="{objective}"}}\'',
+                f"          - labels: '{{severity=\"{severity}\"{which}}}'",
                 "            value: 1",
             ]
     (rules.parent / "test.yml").write_text("\n".join(lines) + "\n")
@@ -282,6 +284,14 @@ def test_a_burst_of_refusals_is_told_of_within_minutes_and_ends_when_they_end(ru
         given,
         {"1h59m": (), "2h15m": BOTH, "2h29m": BOTH, "3h5m": ("ticket failures", "ticket ttft 200 ms")},
     )
+
+
+@needs_promtool
+def test_a_service_that_is_gone_is_told_of_though_it_misses_nothing(rules: Path) -> None:
+    """It answers everything for an hour, and then there is none that could count."""
+    given = dict.fromkeys(series("", ""), "0+60x60") | {'headrace_build_info{version="1"}': "1x60"}
+    given['headrace_requests_total{model="demo",outcome="refused",reason="queue_full"}'] = "0x60"
+    simulated(rules, given, {"59m": (), "1h10m": ("page",)})
 
 
 @needs_promtool

@@ -251,7 +251,10 @@ def _alerts(arguments: argparse.Namespace) -> None:
                 f"{other} and {path} are both of `{slo.deployment}`; a deployment has one SLO file"
             )
     text = slo_alerts.as_yaml(
-        [slo_alerts.groups(slo, seconds=SECONDS, token_seconds=TOKEN_SECONDS) for slo in found],
+        [
+            *(slo_alerts.groups(slo, seconds=SECONDS, token_seconds=TOKEN_SECONDS) for slo in found),
+            slo_alerts.unseen(),
+        ],
         heading=(
             "Rules for Prometheus, made by `headrace slo alerts` of " + ", ".join(map(str, files)) + ".",
             "docs/concepts/slo.md says what they mean. Make them again when a file changes.",

@@ -99,7 +99,8 @@ def _table(found: Attainment) -> Table:
             "verdict",
         ),
         [_row(each) for each in found.kept],
-        caption="Counted are all requests but the excused. The bounds are wrong with a chance of at most 5 % each.",
+        caption="Counted are all requests but the excused. The bounds are wrong with a chance of at most 5 % each."
+        " What is left of the budget is of what so many requests may miss.",
         left=1,
     )
 

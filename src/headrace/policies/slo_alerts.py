@@ -18,6 +18,7 @@ MISSES_MIN = 3
 """Fewer misses than this in the long window wake nobody: where little is asked, one is a large share by chance."""
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+UNSEEN_S = 5 * _MINUTE_S
 
 
 class Alarm(NamedTuple):
@@ -213,6 +214,27 @@ def _alert(slo: Slo, promise: Promise, alarm: Alarm) -> Rule:
                 " requests, and docs/concepts/slo.md what to do."
             ),
         },
+    )
+
+
+def unseen() -> Group:
+    """What no burn rate tells: a service that is gone counts nothing, and so misses nothing."""
+    window = span(UNSEEN_S)
+    return Group(
+        "headrace-slo-unseen",
+        (
+            Rule(
+                "HeadraceSloUnseen",
+                f"absent_over_time(headrace_build_info[{window}])",
+                {"severity": "page"},
+                is_alert=True,
+                annotations={
+                    "summary": f"no metrics of headrace for {window}: whether its promises are kept is not known",
+                    "description": "It doesn't run, or Prometheus doesn't reach it; `headrace status` says which.",
+                },
+            ),
+        ),
+        (),
     )
 
 
