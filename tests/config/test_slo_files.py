@@ -58,6 +58,7 @@ def test_an_amount_may_be_text_or_a_whole_number() -> None:
         ),
         (LEAST + objective(metric='"latency"'), "must be one of 'ttft', 'itl', 'tpot', 'total'"),
         (LEAST + objective(share=1.0), "`objectives[0].share`"),
+        (LEAST + objective(share=0.9999999999), "`objectives[0].share`"),
         (LEAST + objective(within_ms=0), "`objectives[0].within_ms`"),
         (LEAST + objective(within_ms="nan"), "`objectives[0].within_ms`: expected a number > 0"),
         ('deployment = "Chat"\nfailure_share_max = 0.1', "`deployment` must be 1 to 63 of a-z"),

@@ -16,6 +16,10 @@ from headrace.core.usage import TOKENS_MAX
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
 
 
+SHARE_MAX = 0.999999999
+"""What is promised more surely than that leaves no miss that could be counted, as `miss_share_max` is rounded."""
+
+
 class Metric(StrEnum):
     """What a bound is put on, of each request.
 
@@ -36,7 +40,7 @@ class Objective(Section, frozen=True):
 
     metric: Metric
     within_ms: Annotated[float, msgspec.Meta(gt=0, le=86_400_000)]
-    share: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    share: Annotated[float, msgspec.Meta(gt=0, le=SHARE_MAX)]
 
     @property
     def within_s(self) -> float:
