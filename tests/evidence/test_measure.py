@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from headrace.core.capacity import Bound, CapacityRecord, MemoryUse, Saturation
+from headrace.core.capacity_plan import LoadTerms
 from headrace.core.clock import SystemClock
 from headrace.core.load_records import Gaps, Lateness, LoadRecord, LoadRun, Outcome, Window
 from headrace.core.verdicts import Interval, Verdict
 from headrace.core.workload import Workload
-from headrace.evidence import measure, measure_report, memory_watch, page, tables
+from headrace.evidence import capacity, measure, measure_report, memory_watch, page, simulate_load, tables
 from headrace.evidence.measure import Measurement, Shape, Subject, Terms
 from headrace.evidence.memory_watch import MemoryWatch
 from headrace.policies.quality import Mark
@@ -133,6 +134,18 @@ def test_the_true_capacity_is_found_within_five_percent_for_every_length(slots: 
     assert len(set(server.nonces)) == len(server.nonces), "no level asks what another has asked"
 
 
+@pytest.mark.parametrize("slots", [1, 3, 6])
+def test_a_plan_from_the_record_finds_the_true_capacity_within_five_percent(slots: int) -> None:
+    """The whole way: what a plan takes a replica to do by its pace, for lengths of which some were measured and some weren't."""
+    server = Server(slots=slots)
+    replica = simulate_load.measured(measured(server, slots=slots), start_s=0.0)
+    for shape in (*SHAPES, Shape("between", 400, 25)):
+        _, service_s = server.service_s(measure.workload(shape, seed=1))
+        load = LoadTerms(1.0, input_tokens=shape.input_tokens, output_tokens=shape.output_tokens)
+        by_slots = replica.at_once / capacity.time_of(load, replica)
+        assert by_slots == pytest.approx(slots / service_s, rel=0.05)
+
+
 def test_what_a_closed_loop_can_do_is_confirmed_for_callers_who_do_not_wait() -> None:
     server = Server(slots=4)
     record = measured(server)
@@ -178,17 +191,27 @@ def test_a_sweep_that_runs_out_of_callers_or_time_proves_no_end() -> None:
     assert any("the time is over" in line for line in told)
 
 
-def test_quality_is_asked_at_rest_and_beside_the_load() -> None:
+def test_quality_is_asked_at_rest_and_beside_the_load_and_judged_case_by_case() -> None:
     server = Server(slots=2)
     asked_after: list[int] = []
 
     async def ask() -> list[Mark]:
         asked_after.append(len(server.loads))
-        return [Mark.RIGHT, Mark.WRONG if server.loads else Mark.RIGHT]
+        under_load = bool(server.loads)
+        return [
+            Mark.RIGHT,
+            Mark.WRONG if under_load else Mark.RIGHT,
+            Mark.RIGHT if under_load else Mark.WRONG,
+            Mark.ERROR if under_load else Mark.RIGHT,
+        ]
 
     record = measured(server, ask=ask)
-    assert record.quality == {"idle": (2, 2), "saturation": (1, 2)}
-    assert (record.levels[-1].quality_right, record.levels[-1].quality_asked) == (1, 2)
+    found = record.quality
+    assert found is not None
+    assert (found.idle_right, found.loaded_right, found.idle_only, found.loaded_only) == (3, 2, 1, 1)
+    assert (found.cases, found.idle_errors, found.loaded_errors) == (4, 0, 1)
+    assert found.judgement.verdict is Verdict.INCONCLUSIVE, "so few show nothing"
+    assert (record.levels[-1].quality_right, record.levels[-1].quality_asked) == (2, 4)
     assert asked_after[0] == 0
     assert server.loads[-1][1] == record.saturation[0].concurrency, "at the knee"
 
@@ -263,14 +286,34 @@ def test_memory_that_grows_at_constant_load_is_told(slope: Interval, verdict: Ve
 
 
 def test_quality_and_the_list_of_records_read_as_tables() -> None:
-    record = msgspec.structs.replace(
-        measured(Server(slots=1)), quality={"idle": (18, 20), "saturation": (17, 20)}
-    )
-    assert "at saturation | 17 of 20" in texts(record)
+    quality = measure.under_load(marks("R" * 18 + "WW"), marks("R" * 17 + "WWR"), margin=0.05)
+    record = msgspec.structs.replace(measured(Server(slots=1)), quality=quality)
+    assert "beside the load | 18 of 20" in texts(record)
+    assert "Of the 20 cases, 1 were right at rest alone and 1 beside the load alone" in texts(record)
     table = measure_report.listed(
         [(7, record), (8, msgspec.structs.replace(record, saturation=()))], ["a", "b"]
     )
     assert [row[0] for row in table.rows] == ["7", "8"]
+
+
+def marks(letters: str) -> list[Mark]:
+    return [{"R": Mark.RIGHT, "W": Mark.WRONG}[letter] for letter in letters]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "verdict"),
+    [
+        ("R" * 60 + "W" * 10, Verdict.PASS),
+        ("R" * 40 + "W" * 30, Verdict.FAIL),
+        ("W" * 9 + "R" * 60 + "W", Verdict.INCONCLUSIVE),
+    ],
+)
+def test_what_changed_under_load_decides_and_not_how_many_are_right(loaded: str, verdict: Verdict) -> None:
+    """60 of 70 right at rest: the same 60, 20 fewer, and as many, of which 9 are others."""
+    assert (
+        measure.under_load(marks("R" * 60 + "W" * 10), marks(loaded), margin=0.05).judgement.verdict
+        is verdict
+    )
 
 
 # Memory

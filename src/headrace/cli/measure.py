@@ -13,7 +13,7 @@ import msgspec
 import headrace
 from headrace import config
 from headrace.app.planning import Planner
-from headrace.cli import common, durations, identity, models, section_text, status
+from headrace.cli import common, durations, identity, models, section_text, status, target
 from headrace.config import slos
 from headrace.core.capacity import CapacityRecord
 from headrace.core.clock import SystemClock
@@ -39,19 +39,18 @@ from headrace.telemetry import hardware
 _CLOCK = SystemClock()
 _ASKED_AT_ONCE = 2
 _STATUS_HELP = """
-exit status: 0 an end was shown, and all asked for was measured; 1 memory grows at constant load; 2 the operator must change
-something; 3 no end was shown: it can do at least this; 4 nothing could be measured
+exit status: 0 an end was shown, and all asked for was measured; 1 memory grows at constant load, or answers are worse beside the
+load; 2 the operator must change something; 3 no end was shown: it can do at least this, or too few cases to tell; 4 nothing could
+be measured
 """
 
 
-class Found(NamedTuple):
-    """What is measured, as far as it is known here."""
+class Replicas(NamedTuple):
+    """What is measured, as far as it is known here; nothing of a server that others run."""
 
-    url: str
-    model: str
-    digest: str
-    slots: int
-    pids: tuple[int, ...]
+    digest: str = ""
+    slots: int = 0
+    pids: tuple[int, ...] = ()
 
 
 def add(commands: Any) -> None:
@@ -61,7 +60,7 @@ def add(commands: Any) -> None:
         "measure",
         _measure,
         help="find what a replica can do: more and more callers, short and long, until more bring no more; or show what was found",
-        example="headrace measure --deployment chat-small --key file:key.txt --quality document-assistant\n"
+        example="headrace measure --deployment chat-small --quality document-assistant\n"
         "         headrace measure list\n         headrace measure show chat-small --html capacity.html",
         with_json=True,
         with_config=True,
@@ -88,7 +87,12 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--url", metavar="URL", help="instead, any OpenAI-compatible server")
     parser.add_argument("--model", metavar="M", help="with --url: the model, as the server calls it")
-    parser.add_argument("--key", default="", metavar="REF", help="the key to ask with: env:NAME or file:PATH")
+    parser.add_argument(
+        "--key",
+        default="",
+        metavar="REF",
+        help="the key: env:NAME or file:PATH (default: the one that the running service asks itself with)",
+    )
     parser.add_argument(
         "--ca", default="", metavar="FILE", help="PEM file of the authorities that may sign its certificate"
     )
@@ -102,6 +106,16 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--quality",
         metavar="FILE|NAME",
         help="a tuning set whose cases are asked at rest and beside the load",
+    )
+    parser.add_argument(
+        "--cases", type=common.positive, metavar="N", help="only so many of them, spread over the set"
+    )
+    parser.add_argument(
+        "--margin",
+        type=_margin,
+        default=measure.MARGIN,
+        metavar="X",
+        help=f"how much smaller the share of right answers may be beside the load (default: {measure.MARGIN})",
     )
     parser.add_argument(
         "--slo", type=Path, metavar="FILE", help="a load by which this is broken is past the end"
@@ -167,13 +181,19 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     data = config.data_directory(arguments.data)
-    found = _find(arguments, data)
-    key = config.resolve_secret(arguments.key, key="--key") if arguments.key else ""
-    target = Target(found.url, found.model, key=key, ca_file=arguments.ca, certificate=arguments.certificate)
-    _refuse_deaf(target)
-    record = _measured(arguments, data, found, target)
-    if not arguments.url and _find(arguments, data) != found:
-        raise HeadraceError(f"replicas of {found.model} came or went while it was measured: measure it again")
+    asked, found = _target(arguments, data), Replicas()
+    if not arguments.url:
+        _refuse_growth(asked.model, data)
+        found = _replicas(asked.model, data)
+        if len(found.pids) > 1:
+            print(
+                f"{asked.model} has {len(found.pids)} replicas: what is measured is what they do together",
+                file=sys.stderr,
+            )
+    _refuse_deaf(asked)
+    record = _measured(arguments, data, found, asked)
+    if not arguments.url and _replicas(asked.model, data) != found:
+        raise HeadraceError(f"replicas of {asked.model} came or went while it was measured: measure it again")
     if not arguments.no_keep and record.levels:
         with closing(CapacityStore(open_local(data))) as store:
             number = store.add(record)
@@ -182,31 +202,25 @@ def _run(arguments: argparse.Namespace) -> int:
     return _status(record)
 
 
-def _find(arguments: argparse.Namespace, data: Path) -> Found:
+def _target(arguments: argparse.Namespace, data: Path) -> Target:
     """Raises ConfigError, HeadraceError."""
-    if arguments.url:
-        if not arguments.model or arguments.deployment:
-            raise ConfigError("--url goes with --model, and not with --deployment")
-        return Found(arguments.url, arguments.model, "", 0, ())
-    service, now = status.fetch(data)
-    offered = {
-        each["model"]: each for each in now["deployments"] if each["ready"] and "chat" in each["tasks"]
-    }
-    name = arguments.deployment or next(iter(offered), "")
-    if name not in offered:
-        there = f"there are {', '.join(offered)}" if offered else "none is ready"
-        raise ConfigError(f"no chat deployment `{name}` is ready; {there}")
-    _refuse_growth(name, data)
-    replicas = offered[name]["replicas"]
-    if len(replicas) > 1:
-        print(
-            f"{name} has {len(replicas)} replicas: what is measured is what they do together", file=sys.stderr
+    key = config.resolve_secret(arguments.key, key="--key") if arguments.key else ""
+    if not arguments.url:
+        return target.of_service(
+            data, model=arguments.deployment, key=key, ca_file=arguments.ca, certificate=arguments.certificate
         )
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(service["public_host"], service["public_host"])
-    return Found(
-        f"{service['public_scheme']}://{host}:{service['public_port']}",
-        name,
-        offered[name]["revision"],
+    if not arguments.model or arguments.deployment:
+        raise ConfigError("--url goes with --model, and not with --deployment")
+    return Target(arguments.url, arguments.model, key, arguments.ca, arguments.certificate)
+
+
+def _replicas(name: str, data: Path) -> Replicas:
+    """Of a deployment that is ready."""
+    _, now = status.fetch(data)
+    rows = [each for each in now["deployments"] if each["model"] == name and each["ready"]]
+    replicas = [replica for each in rows for replica in each["replicas"]]
+    return Replicas(
+        rows[0]["revision"] if rows else "",
         sum(replica["slots_max"] for replica in replicas),
         tuple(replica["pid"] for replica in replicas if replica["pid"]),
     )
@@ -228,29 +242,29 @@ def _refuse_growth(name: str, data: Path) -> None:
         )
 
 
-def _refuse_deaf(target: Target) -> None:
+def _refuse_deaf(asked: Target) -> None:
     """One question before all others. Raises HeadraceError where it isn't answered: a sweep of refusals measures nothing."""
-    asker = _asker(target, deadline_s=60.0)
+    asker = _asker(asked, deadline_s=60.0)
     reply = asyncio.run(asker.ask([{"role": "user", "content": "ping"}], output_tokens_max=1))
     if reply.error.startswith(("401", "403")):
         raise ConfigError(
-            f"{target.url} doesn't take this key ({reply.error}); name one with --key env:NAME or file:PATH"
+            f"{asked.url} doesn't take this key ({reply.error}); name one with --key env:NAME or file:PATH"
         )
     if reply.error and reply.error != "not_an_answer":
-        raise HeadraceError(f"{target.model} at {target.url} doesn't answer: {reply.error}")
+        raise HeadraceError(f"{asked.model} at {asked.url} doesn't answer: {reply.error}")
 
 
-def _asker(target: Target, *, deadline_s: float) -> Asker:
+def _asker(asked: Target, *, deadline_s: float) -> Asker:
     return Asker(
-        target.url, target.model, key=target.key, deadline_s=deadline_s, clock=_CLOCK,
-        ca_file=target.ca_file, certificate=target.certificate,
+        asked.url, asked.model, key=asked.key, deadline_s=deadline_s, clock=_CLOCK,
+        ca_file=asked.ca_file, certificate=asked.certificate,
     )  # fmt: skip
 
 
-def _measured(arguments: argparse.Namespace, data: Path, found: Found, target: Target) -> CapacityRecord:
+def _measured(arguments: argparse.Namespace, data: Path, found: Replicas, asked: Target) -> CapacityRecord:
     measurement = Measurement(
-        _driver(target),
-        _subject(arguments, data, found),
+        _driver(asked),
+        _subject(arguments, data, found, asked),
         terms=Terms(
             shapes=arguments.lengths,
             level_s=arguments.level,
@@ -258,11 +272,12 @@ def _measured(arguments: argparse.Namespace, data: Path, found: Found, target: T
             callers_max=arguments.callers_max,
             limit_s=arguments.time_limit,
             hold_s=arguments.hold,
+            margin=arguments.margin,
             seed=arguments.seed,
         ),
         clock=_CLOCK,
         memory=MemoryWatch(found.pids, clock=_CLOCK),
-        ask=_ask(arguments, data, target),
+        ask=_ask(arguments, data, asked),
         is_slow=_is_slow(arguments),
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -272,7 +287,7 @@ def _measured(arguments: argparse.Namespace, data: Path, found: Found, target: T
         raise leaves(errors)[0] from None
 
 
-def _driver(target: Target) -> measure.Drive:
+def _driver(asked: Target) -> measure.Drive:
     async def drive(
         workload: Workload,
         *,
@@ -290,19 +305,19 @@ def _driver(target: Target) -> measure.Drive:
             nonce=nonce,
             deadline_s=max(60.0, duration_s),
         )
-        return await load.run_load(target, workload, clock=_CLOCK, terms=terms)
+        return await load.run_load(asked, workload, clock=_CLOCK, terms=terms)
 
     return drive
 
 
-def _subject(arguments: argparse.Namespace, data: Path, found: Found) -> Subject:
+def _subject(arguments: argparse.Namespace, data: Path, found: Replicas, asked: Target) -> Subject:
     planned: dict[str, int] = {}
     flags: dict[str, str] = {}
     runtime = ""
     if not arguments.url:
         store = open_deployments(data, clock=_CLOCK, actor=identity.actor())
         with closing(store):
-            applied = store.wanted().get(found.model)
+            applied = store.wanted().get(asked.model)
             if applied is not None:
                 runtime = applied.revision.runtime or str(applied.revision.engine)
                 given = msgspec.to_builtins(applied.revision.args)
@@ -310,7 +325,7 @@ def _subject(arguments: argparse.Namespace, data: Path, found: Found) -> Subject
             planner = Planner(
                 data, common.settings(arguments), store, clock=_CLOCK, progress=models.progress()
             )
-            memory = planner.memory(found.model)
+            memory = planner.memory(asked.model)
         if memory is not None:
             planned = {
                 "weights": memory.weights_bytes,
@@ -319,40 +334,47 @@ def _subject(arguments: argparse.Namespace, data: Path, found: Found) -> Subject
                 "process": memory.process_bytes,
             }
     return Subject(
-        model=found.model,
+        model=asked.model,
         digest=found.digest,
         runtime=runtime,
         hardware=hardware.described(),
         flags=flags,
         slots=found.slots,
         planned=planned,
-        command=_command(arguments, found),
+        command=_command(arguments, asked),
         version=headrace.__version__,
     )
 
 
-def _command(arguments: argparse.Namespace, found: Found) -> str:
-    what = f"--url {found.url} --model {found.model}" if arguments.url else f"--deployment {found.model}"
+def _command(arguments: argparse.Namespace, asked: Target) -> str:
+    what = f"--url {asked.url} --model {asked.model}" if arguments.url else f"--deployment {asked.model}"
     lengths = ",".join(f"{each.input_tokens}/{each.output_tokens}" for each in arguments.lengths)
-    more = f" --quality {arguments.quality}" if arguments.quality else ""
+    more = f" --quality {arguments.quality} --margin {arguments.margin:g}" if arguments.quality else ""
+    if arguments.quality and arguments.cases:
+        more += f" --cases {arguments.cases}"
     return (
         f"headrace measure {what} --lengths {lengths} --level {arguments.level:g}s"
-        f" --callers-max {arguments.callers_max} --seed {arguments.seed}{more}"
+        f" --callers-max {arguments.callers_max} --hold {arguments.hold:g}s --seed {arguments.seed}{more}"
     )
 
 
-def _ask(arguments: argparse.Namespace, data: Path, target: Target) -> measure.Ask | None:
+def _ask(arguments: argparse.Namespace, data: Path, asked: Target) -> measure.Ask | None:
     if not arguments.quality:
         return None
     cases = case_files.load(
         case_files.find(arguments.quality, SetKind.TUNING, data=data), expected=SetKind.TUNING
     )
+    if arguments.cases:
+        total = len(cases.cases)
+        count = min(arguments.cases, total)
+        spread = tuple(cases.cases[number * total // count] for number in range(count))
+        cases = msgspec.structs.replace(cases, cases=spread)
     if case_files.needs_judge(cases.cases):
         raise ConfigError(f"{arguments.quality} has cases with a rubric, which `measure` has no judge for")
     terms = quality.Terms(concurrency=_ASKED_AT_ONCE)
 
     async def ask() -> Sequence[Mark]:
-        candidate = _asker(target, deadline_s=120.0)
+        candidate = _asker(asked, deadline_s=120.0)
         report = await quality.run(cases, candidate=candidate, accepted=None, terms=terms, clock=_CLOCK)
         return [case.candidate for case in report.cases]
 
@@ -391,7 +413,18 @@ def _status(record: CapacityRecord) -> int:
         return 4
     if any(section.verdict is Verdict.FAIL for section in measure_report.sections(record)):
         return 1
-    return 0 if all(found.is_proven for found in record.saturation) else 3
+    is_open = record.quality is not None and record.quality.judgement.verdict is not Verdict.PASS
+    return 3 if is_open or not all(found.is_proven for found in record.saturation) else 0
+
+
+def _margin(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a share above 0 and below 1, such as 0.05")
+    return value
 
 
 def _lengths(text: str) -> tuple[Shape, ...]:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from headrace.core.verdicts import Interval
+from headrace.core.verdicts import Interval, Judgement
 
 NOTHING = Interval(None, None, None)
 
@@ -162,6 +162,27 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.planned.values())
 
 
+class QualityUnderLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The same cases at rest and beside the load of the knee, case by case.
+
+    Attributes:
+        cases: That were asked both times.
+        idle_right, loaded_right: Of them.
+        idle_only, loaded_only: Right at that time alone; what they share says nothing of the load.
+        idle_errors, loaded_errors: That got no answer.
+        judgement: Whether they are not worse under load by more than was agreed, as pairs.
+    """
+
+    cases: int
+    idle_right: int
+    loaded_right: int
+    idle_only: int
+    loaded_only: int
+    idle_errors: int
+    loaded_errors: int
+    judgement: Judgement
+
+
 class CapacityRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement of one replica, kept by model, runtime and hardware.
 
@@ -171,7 +192,7 @@ class CapacityRecord(msgspec.Struct, frozen=True, kw_only=True):
         runtime: Software and its version.
         flags: What the engine was started with, as it was applied.
         saturation: One for each shape.
-        quality: By when: right and asked, at `idle` and at `saturation`.
+        quality: None where no cases were asked, or no load was found to ask them beside.
         measured_s: Unix seconds of its end.
         command: That repeats it.
     """
@@ -186,7 +207,7 @@ class CapacityRecord(msgspec.Struct, frozen=True, kw_only=True):
     saturation: tuple[Saturation, ...]
     pace: Pace | None = None
     memory: MemoryUse = MemoryUse()
-    quality: dict[str, tuple[int, int]] = {}
+    quality: QualityUnderLoad | None = None
     measured_s: float
     took_s: float
     command: str = ""

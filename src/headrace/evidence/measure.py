@@ -15,20 +15,27 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.core.capacity import CapacityRecord, Hardware, Level, MemoryUse, Saturation
+from headrace.core.capacity import (
+    CapacityRecord,
+    Hardware,
+    Level,
+    MemoryUse,
+    QualityUnderLoad,
+    Saturation,
+)
 from headrace.core.clock import Clock
 from headrace.core.load_records import LoadRun
 from headrace.core.verdicts import Interval
 from headrace.core.workload import ArrivalKind, Arrivals, Workload, constant
 from headrace.evidence.memory_watch import MemoryWatch
 from headrace.policies import drift, load_levels, pace, saturation
-from headrace.policies.quality import Mark
+from headrace.policies.quality import Mark, judge_pairs
 from headrace.policies.saturation import Knee, Point
 
-IDLE, SATURATED = "idle", "saturation"
 CONFIRM_SHARES = (0.5, 0.8, 0.95)
 HELD_MIN_S = 30.0
 """A load that was held for less says nothing of memory: what grows in the first seconds is a start, and no drift."""
+MARGIN, ALPHA = 0.05, 0.05
 _WARMUP_REQUESTS = 1.5
 _WINDOW_REQUESTS = 10
 
@@ -59,6 +66,7 @@ class Terms:
         limit_s: Of all sweeps together; what isn't begun by then is left out, and said to be unproven.
         confirm: Shares of what was found, as open loops; of the first shape.
         hold_s: How long the knee's load is held at least, for memory to show whether it grows.
+        margin: By how much smaller a share of right answers beside the load is agreed to.
     """
 
     shapes: tuple[Shape, ...] = SHAPES
@@ -68,6 +76,7 @@ class Terms:
     limit_s: float = 900.0
     confirm: tuple[float, ...] = CONFIRM_SHARES
     hold_s: float = 60.0
+    margin: float = MARGIN
     seed: int = 1
 
 
@@ -153,18 +162,19 @@ class Measurement:
 
     async def _measured(self) -> CapacityRecord:
         idle_bytes = self._memory.look()
-        quality: dict[str, tuple[int, int]] = {}
+        idle: Sequence[Mark] | None = None
         if self._ask is not None:
             self._tell("quality, with nothing else to do")
-            quality[IDLE] = _counted(await self._ask())
+            idle = await self._ask()
         swept = [await self._sweep(shape) for shape in self._terms.shapes]
         found = [each for each in swept if each is not None]
         if found:
             found[0] = await self._confirm(found[0])
-        held_from_s, marks = await self._hold(found[0] if found else None)
-        if marks is not None:
-            quality[SATURATED] = _counted(marks)
-            self._note_quality(marks)
+        held_from_s, loaded = await self._hold(found[0] if found else None)
+        quality = None
+        if idle is not None and loaded is not None:
+            self._note_quality(loaded)
+            quality = under_load(idle, loaded, margin=self._terms.margin)
         return self._record(found, quality, idle_bytes, held_from_s)
 
     # Levels
@@ -251,33 +261,42 @@ class Measurement:
             return began_s, None
         shape = next(each for each in self._terms.shapes if each.name == found.shape)
         self._tell(f"{shape.name}: holding the load of {found.concurrency} callers")
+        before = len(self._levels)
+        kept: list[Level] = []
         async with asyncio.TaskGroup() as group:
             asked = group.create_task(_answered(self._ask))
             while True:
-                await self._level(shape, callers=found.concurrency)
+                is_beside = not asked.done()
+                level, _ = await self._level(shape, callers=found.concurrency)
+                kept = [level] if is_beside else kept
                 held_s = self._clock.now_s() - began_s
                 # Answers have limits of their own; without an end in sight they get them with nothing beside.
                 if (asked.done() and held_s >= self._terms.hold_s) or held_s >= self._terms.limit_s:
                     break
+        self._levels[before:] = kept  # of many that are alike the last one that had cases beside it
         return began_s, asked.result()
 
     def _note_quality(self, marks: Sequence[Mark]) -> None:
         """At the level where it was asked: the last one."""
-        right, asked = _counted(marks)
-        self._levels[-1] = msgspec.structs.replace(self._levels[-1], quality_right=right, quality_asked=asked)
+        self._levels[-1] = msgspec.structs.replace(
+            self._levels[-1], quality_right=marks.count(Mark.RIGHT), quality_asked=len(marks)
+        )
 
     # What came of it
 
     def _record(
         self,
         found: Sequence[Saturation],
-        quality: dict[str, tuple[int, int]],
+        quality: QualityUnderLoad | None,
         idle_bytes: int,
         held_from_s: float,
     ) -> CapacityRecord:
         subject, ended_s = self._subject, self._clock.now_s()
         slots = subject.slots or max((each.concurrency for each in found), default=1)
         levels = held_out(self._levels, slots=slots)
+        alone = [
+            level for level in levels if not level.quality_asked
+        ]  # else its callers weren't all that it had
         held = [sample for sample in self._memory.samples if sample[0] >= held_from_s]
         is_long = ended_s - held_from_s >= HELD_MIN_S
         return CapacityRecord(
@@ -289,7 +308,7 @@ class Measurement:
             slots=slots,
             levels=tuple(levels),
             saturation=tuple(found),
-            pace=pace.fit(levels, slots=slots),
+            pace=pace.fit(alone, slots=slots),
             memory=MemoryUse(
                 planned=subject.planned,
                 idle_bytes=idle_bytes,
@@ -319,6 +338,21 @@ def workload(shape: Shape, *, seed: int) -> Workload:
     )
 
 
+def under_load(idle: Sequence[Mark], loaded: Sequence[Mark], *, margin: float) -> QualityUnderLoad:
+    """Are the answers beside the load as good as those at rest? Case by case: most of a set shows the model, and not the load."""
+    both = list(zip(idle, loaded, strict=True))
+    return QualityUnderLoad(
+        cases=len(both),
+        idle_right=idle.count(Mark.RIGHT),
+        loaded_right=loaded.count(Mark.RIGHT),
+        idle_only=both.count((Mark.RIGHT, Mark.WRONG)),
+        loaded_only=both.count((Mark.WRONG, Mark.RIGHT)),
+        idle_errors=idle.count(Mark.ERROR),
+        loaded_errors=loaded.count(Mark.ERROR),
+        judgement=judge_pairs(loaded, idle, margin=margin, alpha=ALPHA),
+    )
+
+
 def point(level: Level, *, is_slow: bool = False) -> Point:
     """A level as the sweep sees it."""
     asked = level.completed + level.failed
@@ -327,7 +361,11 @@ def point(level: Level, *, is_slow: bool = False) -> Point:
 
 def held_out(levels: Sequence[Level], *, slots: int) -> list[Level]:
     """One level that a pace isn't fitted to, but tried on: of the last lengths the one with most callers that don't queue."""
-    within = [level for level in levels if 0 < level.concurrency <= slots and level.completed]
+    within = [
+        level
+        for level in levels
+        if 0 < level.concurrency <= slots and level.completed and not level.quality_asked
+    ]
     if len({level.shape for level in within}) < 2:
         return list(levels)
     last = list(dict.fromkeys(level.shape for level in within))[-1]
@@ -358,10 +396,6 @@ def _saturation(shape: Shape, knee: Knee, levels: Sequence[Level]) -> Saturation
         output_tokens_per_s=Interval(*tokens),
         service_s=at.total.p50.estimate or 0.0,
     )
-
-
-def _counted(marks: Sequence[Mark]) -> tuple[int, int]:
-    return sum(mark is Mark.RIGHT for mark in marks), len(marks)
 
 
 async def _answered(ask: Ask | None) -> Sequence[Mark] | None:

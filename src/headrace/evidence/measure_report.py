@@ -2,7 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-from headrace.core.capacity import Bound, CapacityRecord, Level, MemoryUse, Pace, Quantiles, Saturation
+from headrace.core.capacity import (
+    Bound,
+    CapacityRecord,
+    Level,
+    MemoryUse,
+    Pace,
+    QualityUnderLoad,
+    Quantiles,
+    Saturation,
+)
 from headrace.core.verdicts import Interval, Verdict
 from headrace.evidence.numbers import number, seconds, share
 from headrace.evidence.page import Section, Table
@@ -27,7 +36,7 @@ def sections(record: CapacityRecord) -> list[Section]:
         *(_levels(record, found.shape) for found in record.saturation),
         *([_pace(record.pace)] if record.pace is not None else []),
         _memory(record.memory),
-        *([_quality(record)] if record.quality else []),
+        *([_quality(record.quality)] if record.quality is not None else []),
     ]
 
 
@@ -99,7 +108,10 @@ def _confirmed(record: CapacityRecord) -> Iterator[str]:
 
 def _levels(record: CapacityRecord, shape: str) -> Section:
     levels = [level for level in record.levels if level.shape == shape]
-    closed = sorted((level for level in levels if level.concurrency), key=lambda level: level.concurrency)
+    closed = sorted(
+        (level for level in levels if level.concurrency and not level.quality_asked),
+        key=lambda level: level.concurrency,
+    )
     knee = next(found for found in record.saturation if found.shape == shape)
     rate = Lines(
         f"Results per second, {shape}",
@@ -153,6 +165,8 @@ def _band(found: Interval) -> tuple[float, float] | None:
 
 def _level_row(level: Level) -> tuple[str, ...]:
     load = f"{level.concurrency} callers" if level.concurrency else f"{number(level.rate_per_s)} per s"
+    if level.quality_asked:
+        load += ", and cases"
     return (
         f"{load}, held out" if level.is_held_out else load,
         number(level.requests_per_s),
@@ -224,12 +238,53 @@ _GROWTH_MAX, _GROWTH_MAX_BYTES = 0.01, 16 * _MIB
 and libraries keep pools."""
 
 
-def _quality(record: CapacityRecord) -> Section:
-    rows = []
-    for when, (right, asked) in record.quality.items():
-        found = proportions.exact(Share(right, asked), alpha=0.05)
-        rows.append((f"at {when}", f"{right} of {asked}", f"{share(found.low)} to {share(found.high)}"))
-    return Section("Quality, with and without load", (), (Table(("", "right", "bounds"), rows),))
+def _quality(found: QualityUnderLoad) -> Section:
+    judged = found.judgement
+    rows = [
+        ("at rest", *_right(found.idle_right, found.cases - found.idle_errors), str(found.idle_errors)),
+        (
+            "beside the load",
+            *_right(found.loaded_right, found.cases - found.loaded_errors),
+            str(found.loaded_errors),
+        ),
+    ]
+    change = judged.measure
+    prose = (
+        f"Of the {number(found.cases)} cases, {number(found.idle_only)} were right at rest alone and"
+        f" {number(found.loaded_only)} beside the load alone: a difference of {_points(change.estimate)}"
+        f" ({_points(change.low)} to {_points(change.high)}).",
+    )
+    return Section(
+        "Quality, at rest and beside the load",
+        prose,
+        (
+            Table(
+                ("", "right", "bounds", "not answered"),
+                rows,
+                caption="The verdict goes by the cases that changed, and not by these two shares.",
+                left=1,
+            ),
+        ),
+        verdict=judged.verdict,
+        says=f"{_CHANGES[judged.verdict]} {share(-judged.limit)}",
+    )
+
+
+_CHANGES = {
+    Verdict.PASS: "beside the load it is not worse by more than",
+    Verdict.FAIL: "beside the load it is worse, by more than",
+    Verdict.INCONCLUSIVE: "so few cases don't show whether it is worse beside the load by more than",
+    Verdict.ERROR: "too much was not answered to say whether it is worse by more than",
+}
+
+
+def _right(right: int, answered: int) -> tuple[str, str]:
+    bounds = proportions.exact(Share(right, answered), alpha=0.05)
+    return f"{number(right)} of {number(answered)}", f"{share(bounds.low)} to {share(bounds.high)}"
+
+
+def _points(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.1f} points"
 
 
 def listed(kept: Sequence[tuple[int, CapacityRecord]], when: Sequence[str]) -> Table:

@@ -165,6 +165,7 @@ def measured(record: CapacityRecord, *, start_s: float) -> ReplicaTerms:
     if pace is None:
         return ReplicaTerms(at_once, source=source, time_s=knee.service_s, start_s=start_s)
     return ReplicaTerms(
-        at_once, source=source, overhead_s=pace.overhead_s, prefill_tokens_per_s=pace.prefill_tokens_per_s,
+        at_once, source=source, overhead_s=pace.overhead_s,
+        prefill_tokens_per_s=pace.prefill_tokens_per_s or _NO_TIME,
         step_s=pace.step_s, step_per_active_s=pace.step_per_active_s, start_s=start_s,
     )  # fmt: skip
