@@ -181,7 +181,8 @@ def _eval(arguments: argparse.Namespace) -> int:
     sections = quality_text.sections(report, is_listed=arguments.list or arguments.unseal)
     if arguments.html:
         title = f"Quality of {report.candidate.label} on {report.set.name}"
-        Path(arguments.html).write_text(page.page(title, sections), encoding="utf-8")
+        # A page is read from its beginning, a terminal from its end.
+        Path(arguments.html).write_text(page.page(title, [sections[-1], *sections[:-1]]), encoding="utf-8")
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:

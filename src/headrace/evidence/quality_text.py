@@ -1,17 +1,20 @@
 """How does the report of a set of cases read? As sections, for a terminal, a page or Markdown."""
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 from headrace.core.verdicts import Interval
 from headrace.evidence import numbers
 from headrace.evidence.page import Section, Table
-from headrace.evidence.plot_axes import Axis, Kind
+from headrace.evidence.plot_axes import Axis, Kind, Limit
 from headrace.evidence.plot_rows import Intervals
 from headrace.policies.quality import Tally
-from headrace.policies.quality_report import JudgeFound, ModelFound, QualityReport, Stratum
+from headrace.policies.quality_report import JudgeFound, ModelFound, QualityReport
 
 _SHOWN_CHARACTERS = 100
-_SHARE = Axis("share of right answers", Kind.SHARE, low=0.0, high=1.0)
+_SHARE = Axis("share of answers", Kind.SHARE, low=0.0, high=1.0)
+_DIFFERENCE = Axis("difference of shares", Kind.SHARE, low=-1.0, high=1.0)
+_SHOWN = (("right", ("language", "category")), ("that pass a kind of check", ("check",)))
 
 
 def sections(report: QualityReport, *, is_listed: bool) -> list[Section]:
@@ -34,9 +37,11 @@ def sections(report: QualityReport, *, is_listed: bool) -> list[Section]:
 def _answers(report: QualityReport, found: Sequence[ModelFound]) -> Section:
     used = report.set
     prose = [
-        f"{used.kind} set {used.name}, version {used.version}, {used.cases} cases, in {report.took_s:.1f} s",
+        f"{used.kind} set {used.name}, version {used.version}, {used.cases} cases, in {report.took_s:.1f} s from {_begun(report)}",
         f"`{used.digest}`",
     ]
+    if report.purpose:
+        prose.append(f"for: {report.purpose}")
     if report.look is not None:
         look = report.look
         prose.append(
@@ -75,16 +80,32 @@ def _strata(report: QualityReport, found: Sequence[ModelFound]) -> Section:
     ]
     if len(found) > 1:
         columns.append("difference")
-    plots = [
-        Intervals(f"Right answers of {each.label}", _SHARE, list(_intervals(report, index)))
-        for index, each in enumerate(found)
-    ]
     return Section(
         "By language, category and kind of check",
         ["by check: the answers that pass the checks of a kind, whatever else is wrong with them"],
         [Table(columns, rows, left=2)],
-        plots,
+        list(_plots(report, found)),
     )
+
+
+def _plots(report: QualityReport, found: Sequence[ModelFound]) -> Iterator[Intervals]:
+    """Of one model its shares, of two what lies between them: that two bounds overlap says nothing of pairs."""
+    for which, kinds in _SHOWN:
+        strata = [each for each in report.strata if each.by in kinds]
+        if len(found) == 1:
+            shares = [(each.name, each.share) for each in strata]
+            yield Intervals(f"Answers of {found[0].label} {which}", _SHARE, _known(shares))
+            continue
+        limits = [Limit(0.0, "no difference")]
+        if report.comparison is not None:
+            limits.append(Limit(report.comparison.limit, "margin"))
+        differences = [(each.name, each.difference) for each in strata]
+        title = f"Answers {which}: {found[0].label} less {found[1].label}"
+        yield Intervals(title, _DIFFERENCE, _known(differences), limits)
+
+
+def _known(rows: Sequence[tuple[str, Interval | None]]) -> list[tuple[str, Interval]]:
+    return [(name, each) for name, each in rows if each is not None and each.estimate is not None]
 
 
 def _cells(tally: Tally, share: Interval | None) -> tuple[str, str]:
@@ -99,17 +120,6 @@ def _difference(found: Interval | None) -> str:
     if found is None or found.estimate is None:
         return "-"
     return f"{found.estimate:+.1%} ({found.low:+.1%} to {found.high:+.1%})".replace("%", " %")
-
-
-def _intervals(report: QualityReport, index: int) -> Iterator[tuple[str, Interval]]:
-    for each in report.strata:
-        share = _share_of(each, index)
-        if share is not None and share.estimate is not None:
-            yield each.name, share
-
-
-def _share_of(stratum: Stratum, index: int) -> Interval | None:
-    return stratum.accepted_share if index else stratum.share
 
 
 def _judge(report: QualityReport, judged: JudgeFound) -> Section:
@@ -148,6 +158,10 @@ def _said(text: str, miss: str) -> str:
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     line = line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 3] + "..."
     return f"{line} ({miss})" if miss else line
+
+
+def _begun(report: QualityReport) -> str:
+    return f"{datetime.fromtimestamp(report.began_s, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _p(report: QualityReport) -> list[str]:
