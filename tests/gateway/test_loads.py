@@ -23,7 +23,7 @@ class Idle:
         return []
 
     def queue(self, target: str) -> QueueView:
-        return QueueView(2, 10, 1.5, None, 0.0)
+        return QueueView(2, 10, 1.5, None)
 
 
 def target(version: int, revision: str = "r") -> Deployment:

@@ -101,8 +101,15 @@ def test_what_is_too_late_comes_out_by_its_deadline_and_the_last_is_known() -> N
         queue.push(entry)
     queue.remove(entries[1])
     assert queue.last() is entries[3]
-    assert [queue.pop_late(3.0), queue.pop_late(3.0)] == [entries[2], entries[0]]
-    assert queue.pop_late(3.0) is None
+    assert [queue.pop_late(3.0, no_time), queue.pop_late(3.0, no_time)] == [entries[2], entries[0]]
+    assert queue.pop_late(3.0, no_time) is None
+    assert queue.pop_late(3.0, lambda entry: 1.9) is None
+    assert queue.pop_late(3.0, lambda entry: 2.0) is entries[3]
+    queue.push(entries[3])
     assert list(queue) == [entries[3]]
     queue.remove(entries[3])
-    assert queue.pop_late(9.0) is None
+    assert queue.pop_late(9.0, no_time) is None
+
+
+def no_time(entry: Entry) -> float:
+    return 0.0

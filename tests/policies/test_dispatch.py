@@ -49,9 +49,11 @@ class Machine(RuleBasedStateMachine):
         slots, lease = self.sizes[key[0]], self.leases.get(key)
         return slots if lease is None else min(slots, lease)
 
-    def quickest_s(self, model: str) -> float:
-        """Less time than any of the last answers took is none."""
-        return self.dispatcher.queue(model, now_s=self.now_s).quickest_s if model in self.offered else 0.0
+    def needed_s(self, model: str) -> float:
+        """Less time than the last answers took is none; here all are of one size."""
+        if model not in self.offered:
+            return 0.0
+        return self.dispatcher.queue(model, now_s=self.now_s).service_s or 0.0
 
     # What the dispatcher says must be done.
 
@@ -78,7 +80,7 @@ class Machine(RuleBasedStateMachine):
                 case Expire(ticket, is_withdrawn):
                     assert ticket.load is None
                     assert is_withdrawn == (ticket.model not in self.offered)
-                    assert is_withdrawn or ticket.deadline_s <= self.now_s + self.quickest_s(ticket.model)
+                    assert is_withdrawn or ticket.deadline_s <= self.now_s + self.needed_s(ticket.model)
                 case Shed(ticket, retry_after_s):
                     assert ticket.load is None
                     assert retry_after_s >= 1.0
@@ -251,7 +253,7 @@ class Machine(RuleBasedStateMachine):
         for one in self.waiting:
             usable = [load for model, load in loads if model == one.model and load.key not in one.tried]
             healthy = balancing.eligible(usable, now_s=self.now_s)
-            assert one.deadline_s <= self.now_s + self.quickest_s(one.model) or all(
+            assert one.deadline_s <= self.now_s + self.needed_s(one.model) or all(
                 load.shared.outstanding >= load.shared.slots for load in healthy
             )
 

@@ -63,11 +63,15 @@ class DeadlineQueue(Generic[T]):
             heapq.heappush(self._heap, item)
         return found
 
-    def pop_late(self, now_s: float) -> T | None:
-        """An entry whose deadline has passed, or None."""
-        while self._heap and self._heap[0][0] <= now_s:
-            item = heapq.heappop(self._heap)
-            if self._is_live(item):
+    def pop_late(self, now_s: float, needs_s: Callable[[T], float]) -> T | None:
+        """The first entry, if it has no more time left than it needs, or None."""
+        while self._heap:
+            item = self._heap[0]
+            is_live = self._is_live(item)
+            if is_live and item[0] > now_s + needs_s(item[2]):
+                return None
+            heapq.heappop(self._heap)
+            if is_live:
                 del self._live[id(item[2])]
                 return item[2]
         return None

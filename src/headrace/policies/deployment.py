@@ -23,14 +23,12 @@ class QueueView(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         wait_s: How long until all that waits has started, and a slot is free.
         service_s: What requests hold their slots for; None before the first has ended.
-        quickest_s: What the quickest of the last ones took; with less time left than that nothing is begun.
     """
 
     length: int
     body_bytes: int
     wait_s: float
     service_s: float | None
-    quickest_s: float
 
 
 class DeploymentState:
@@ -162,12 +160,18 @@ class DeploymentState:
         typical_s = self.service.mean_s
         if typical_s is None:
             return
+        wait_s = self.wait_s(self.queue.ahead_s(ticket, typical_s=typical_s), now_s)
         admission.refuse_infeasible(
-            wait_s=self.wait_s(self.queue.ahead_s(ticket, typical_s=typical_s), now_s),
+            wait_s=wait_s,
             service_s=ticket.cost_s,
+            doubt_s=admission.doubt_s(wait_s=wait_s, typical_s=typical_s, spread_s=self.service.spread_s),
             time_left_s=ticket.deadline_s - now_s,
             wait_max_s=self.bounds.wait_max_s,
         )
+
+    def needs_s(self, ticket: Ticket) -> float:
+        """With less time left than that it is not begun: it would seldom end in time, and others wait for the slot."""
+        return 0.0 if self.service.mean_s is None else self.cost_s(ticket)
 
     def make_room(self, ticket: Ticket, now_s: float) -> list[Ticket]:
         """Those who must leave the full queue for this ticket. Raises Saturated if it is this one that must."""
@@ -210,5 +214,4 @@ class DeploymentState:
             self.queue.body_bytes,
             self.drain_s(now_s),
             self.service.mean_s,
-            self.service.quickest_s,
         )

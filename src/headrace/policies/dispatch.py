@@ -468,8 +468,8 @@ class Dispatcher:
         actions: list[Action] = []
         waiting = [state for state in states if len(state.queue)]
         for state in waiting:
-            # What has less time left than the quickest of the last answers took would only be begun for nobody.
-            while (ticket := state.queue.pop_late(now_s + state.service.quickest_s)) is not None:
+            # What has less time left than it needs would only be begun for nobody.
+            while (ticket := state.queue.pop_late(now_s, state.needs_s)) is not None:
                 ticket.waited_s += now_s - ticket.enqueued_s
                 actions.append(Expire(ticket))
         while waiting:

@@ -150,11 +150,11 @@ class FairQueue(Generic[T]):
                 return entry
         return None
 
-    def pop_late(self, now_s: float) -> T | None:
-        """An entry whose deadline has passed, or None; nobody is charged for it."""
+    def pop_late(self, now_s: float, needs_s: Callable[[T], float]) -> T | None:
+        """An entry that is the next of its tenant and has no more time left than it needs, or None; nobody is charged for it."""
         for band in self._bands:
             for flow in band.waiting.values():
-                entry = flow.queue.pop_late(now_s)
+                entry = flow.queue.pop_late(now_s, needs_s)
                 if entry is not None:
                     self._left(band, flow, entry)
                     return entry

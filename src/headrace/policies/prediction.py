@@ -1,5 +1,6 @@
 """How long will a request of this size hold its slot? Least squares over the last answers of its deployment."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -37,10 +38,10 @@ class ServiceModel:
         return None if fit is None else fit.service_s
 
     @property
-    def quickest_s(self) -> float:
-        """The shortest of the samples; 0.0 before the first."""
+    def spread_s(self) -> float:
+        """By how much a prediction is usually wrong: the standard deviation of what was measured from it; 0.0 before the first."""
         fit = self._fitted()
-        return 0.0 if fit is None else fit.service_min_s
+        return 0.0 if fit is None else fit.spread_s
 
     def predict_s(self, *, prompt_bytes: int, output_tokens_max: int | None) -> float | None:
         """For a request of that size; None before the first sample.
@@ -72,6 +73,7 @@ class _Fit:
         "per_token_s",
         "service_min_s",
         "service_s",
+        "spread_s",
         "tokens",
     )
 
@@ -83,6 +85,14 @@ class _Fit:
         self.bytes_max = float(max(sample[0] for sample in samples))
         self.service_min_s = min(sample[2] for sample in samples)
         self.per_byte_s, self.per_token_s = self._slopes(samples)
+        # How long an answer will be nobody knows before, so what its length explains is among what isn't.
+        self.spread_s = math.sqrt(
+            sum(
+                (sample[2] - self.service_s - self.per_byte_s * (sample[0] - self.bytes)) ** 2
+                for sample in samples
+            )
+            / count
+        )
 
     def _slopes(self, samples: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
         """Seconds per byte and per token: the normal equations of two variables, or of one where that says it all."""
