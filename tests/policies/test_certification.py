@@ -44,6 +44,15 @@ def test_a_share_is_judged_by_what_its_trials_can_show(
     assert certification.share_at_most("failures", events, trials, limit).verdict is verdict
 
 
+def test_a_long_input_may_take_as_long_as_short_ones_say_or_as_is_stated() -> None:
+    short = [(0.2, 50), (0.5, 50), (9.0, 50)]  # the median is a hundredth of a second for each token
+    at_3_times = certification.long_ttft_s(Bounds(ttft_s=2.0), short=short, tokens=1000)
+    assert at_3_times == pytest.approx(30.0)
+    assert certification.long_ttft_s(Bounds(ttft_s=2.0), short=short, tokens=10) == 2.0
+    assert certification.long_ttft_s(Bounds(ttft_s=2.0), short=[], tokens=1000) == 2.0
+    assert certification.long_ttft_s(Bounds(long_ttft_s=7.0), short=short, tokens=1000) == 7.0
+
+
 @pytest.mark.parametrize(
     ("values", "verdict"), [([0.1] * 100, PASS), ([9.0] * 100, FAIL), ([0.1] * 10, OPEN), ([], OPEN)]
 )

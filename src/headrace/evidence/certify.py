@@ -43,7 +43,7 @@ class Size:
     is_short: bool = False
 
 
-FULL = Size(trials=6, pairs=12, samples=120, load_s=45.0, blocks=14, block_requests=150)
+FULL = Size(trials=6, pairs=8, samples=120, load_s=45.0, blocks=12, block_requests=120)
 QUICK = Size(trials=3, pairs=6, samples=150, load_s=4.0, blocks=10, block_requests=40, is_short=True)
 
 

@@ -18,7 +18,7 @@ from headrace.evidence.certify import NotMade, Stage
 from headrace.evidence.drill_instance import DrillError
 from headrace.evidence.load_terms import REQUESTS_MAX, LoadTerms
 from headrace.evidence.target import Target
-from headrace.policies import load_levels, load_report, quantiles, slo_requests
+from headrace.policies import certification, load_levels, load_report, quantiles, slo_requests
 from headrace.policies.certification import (
     ALPHA,
     Asked,
@@ -34,8 +34,25 @@ from headrace.policies.load_figures import Measure
 from headrace.policies.slo import attainment
 
 PACE, SERVICE_S, RATE, QUALIFIED = "pace_per_s", "service_s", "rate_per_s", "qualified_share"
-INPUT_TOKENS = "input_tokens"
+INPUT_TOKENS, LONG_TTFT_S = "input_tokens", "long_ttft_s"
+_INPUT_MEDIAN, _OUTPUT_MEDIAN = "input_tokens_median", "output_tokens_median"
+_TTFT_P95_S, _TOTAL_P95_S = "ttft_p95_s", "total_p95_s"
+SUPPORTED = {
+    "requests_per_s": RATE,
+    "input_tokens_median": _INPUT_MEDIAN,
+    "output_tokens_median": _OUTPUT_MEDIAN,
+    "ttft_p95_s": _TTFT_P95_S,
+    "total_p95_s": _TOTAL_P95_S,
+    "qualified_share": QUALIFIED,
+    "requests_per_s_at_best": PACE,
+    "input_tokens_max": INPUT_TOKENS,
+    "long_ttft_s": LONG_TTFT_S,
+}
+"""What a card says of the load for which it holds, by its name there and here."""
+HELD = frozenset({RATE, QUALIFIED, _INPUT_MEDIAN, _OUTPUT_MEDIAN, _TTFT_P95_S, _TOTAL_P95_S})
+NORMAL_LOAD = "normal-load"
 _LONG_TOKENS, _LONG_OUTPUT_TOKENS = 6000, 8
+_LONG_REQUESTS, _SHORT_REQUESTS = 3, 5
 _CONTEXT_SHARE, _BEYOND = 0.5, 1.5
 _PATIENCE_S = 60.0
 # What it takes longer than this to show is left open.
@@ -85,6 +102,7 @@ async def carry_normal_load(stage: Stage) -> None:
     kept = attainment(slo, slo_requests.of_run(run), alpha=ALPHA)
     stage.known[RATE] = rate
     stage.known[QUALIFIED] = kept.qualified.good / max(1, kept.qualified.counted)
+    stage.known.update(_typical(run))
     stage.add(
         told("requests meant to be sent", kept.intended),
         told("rate", rate, "/s"),
@@ -101,6 +119,20 @@ async def carry_normal_load(stage: Stage) -> None:
     ]
     if kept.verdict is Verdict.FAIL:
         _must_be_theirs(run, stage.terms.slo)
+
+
+def _typical(run: LoadRun) -> Iterator[tuple[str, float]]:
+    """What whole answers were like, and how long 19 of 20 of them took."""
+    answered, report = _of(run.records, Outcome.OK), load_report.summarise(run, alpha=ALPHA)
+    for name, tokens in (
+        (_INPUT_MEDIAN, sorted(record.input_tokens or 0 for record in answered)),
+        (_OUTPUT_MEDIAN, sorted(record.output_tokens or 0 for record in answered)),
+    ):
+        if tokens:
+            yield name, float(tokens[len(tokens) // 2])
+    for name, measure in ((_TTFT_P95_S, Measure.TTFT), (_TOTAL_P95_S, Measure.TOTAL)):
+        if (found := report.of(measure).at(0.95).value) is not None:
+            yield name, found
 
 
 def _times(run: LoadRun) -> Iterator[Figure]:
@@ -143,24 +175,46 @@ async def take_burst(stage: Stage) -> None:
 
 async def take_long_inputs(stage: Stage) -> None:
     """Inputs that fill much of the context, one by one; and one that doesn't fit, which is the caller's to change."""
-    limit_s, context = stage.bounds.long_ttft_s, _context_tokens(stage)
+    context = _context_tokens(stage)
     tokens = min(_LONG_TOKENS, int(context * _CONTEXT_SHARE)) if context else _LONG_TOKENS
+    short = await _drive(stage, closed(_alone(stage), 1), requests_max=_SHORT_REQUESTS)
+    limit_s = certification.long_ttft_s(
+        stage.bounds,
+        short=[(took_s, record.input_tokens or 0) for record, took_s in _begun(short)],
+        tokens=tokens,
+    )
     patience_s = max(_PATIENCE_S, 2 * limit_s)  # one that comes too late is told with its time
-    run = await _drive(stage, _long(tokens), requests_max=max(5, stage.size.trials), deadline_s=patience_s)
-    answered = _of(run.records, Outcome.OK)
-    longest = max((record.input_tokens or 0 for record in answered), default=0)
-    first_s = [record.first_s - record.due_s for record in answered if record.first_s is not None]
+    run = await _drive(stage, _long(tokens), requests_max=_LONG_REQUESTS, deadline_s=patience_s)
+    unanswered = len(run.records) - len(_of(run.records, Outcome.OK))
+    begun = _begun(run)
+    longest = max((record.input_tokens or 0 for record, _ in begun), default=0)
+    first_s = max((took_s for _, took_s in begun), default=None)
     stage.known[INPUT_TOKENS] = float(longest)
+    if first_s is not None:
+        stage.known[LONG_TTFT_S] = first_s
     stage.add(
         told("longest input, in the engine's tokens", longest),
-        at_most("not answered whole", len(run.records) - len(answered), 0, samples=len(run.records)),
-        at_most("longest time to the first token", max(first_s, default=None), limit_s, "s", samples=len(first_s)),
-    )  # fmt: skip
+        at_most("not answered whole", unanswered, 0, samples=len(run.records)),
+        at_most("longest time to the first token", first_s, limit_s, "s", samples=len(begun)),
+    )
+    if not stage.bounds.long_ttft_s:
+        stage.notes.append(
+            f"the bound is {certification.LONG_TIMES:g} times what short inputs take for each token"
+        )
     stage.notes += _reasons(run.records)
     if context:
         beyond = await _drive(stage, _long(int(context * _BEYOND)), requests_max=1)
         unsaid = sum(record.status != 400 for record in beyond.records)
         stage.add(at_most("inputs beyond the context that aren't refused with 400", unsaid, 0, samples=1))
+
+
+def _begun(run: LoadRun) -> list[tuple[LoadRecord, float]]:
+    """Whole answers, each with its time to the first token."""
+    return [
+        (record, record.first_s - record.due_s)
+        for record in _of(run.records, Outcome.OK)
+        if record.first_s is not None
+    ]
 
 
 async def refuse_overload(stage: Stage) -> None:
@@ -225,7 +279,7 @@ def _of(records: Sequence[LoadRecord], *outcomes: Outcome) -> list[LoadRecord]:
 
 def _alone(stage: Stage) -> Workload:
     """Requests of its lengths, of which each stands for itself and is waited for."""
-    return msgspec.structs.replace(stage.terms.workload, turns=Turns(), cancel=Cancel())
+    return msgspec.structs.replace(stage.terms.workload, turns=Turns(), cancel=Cancel(), stream_share=1.0)
 
 
 def _long(tokens: int) -> Workload:
@@ -242,7 +296,7 @@ async def _until_in_time(stage: Stage, *, limit_s: float) -> float | None:
     while (since_s := stage.clock.now_s() - began_s) <= limit_s:
         run = await _drive(stage, closed(_alone(stage), 1), requests_max=1)
         if attainment(stage.terms.slo, slo_requests.of_run(run)).qualified.good:
-            return since_s
+            return round(since_s, 3)
         await asyncio.sleep(_LOOK_EVERY_S)
     return None
 

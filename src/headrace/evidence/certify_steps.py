@@ -50,7 +50,7 @@ STEPS: dict[str, Step] = {
             is_from_outside=True,
         ),
         Step(
-            "normal-load",
+            certify_load.NORMAL_LOAD,
             "Under normal load, are answers whole and in time?",
             certify_load.carry_normal_load,
             ("good_share", "failure_share", "ttft_s", "tpot_s", "total_s"),

@@ -10,7 +10,7 @@ from headrace.core.deployments import DeploymentSpec
 from headrace.core.errors import ConfigError
 from headrace.core.slo import Slo
 from headrace.core.verdicts import Verdict
-from headrace.evidence.certify_load import INPUT_TOKENS, PACE, QUALIFIED, RATE
+from headrace.evidence.certify_load import HELD, NORMAL_LOAD, QUALIFIED, RATE, SUPPORTED
 from headrace.evidence.certify_quality import QUALITY
 from headrace.policies import certification
 from headrace.policies.certification import Bounds, StepReport
@@ -106,7 +106,7 @@ class Made:
 
 def issue(steps: Sequence[StepReport], made: Made, key: CardKey) -> ServiceCard:
     """The card of these steps, signed."""
-    known = made.known
+    known = _supported(steps, made)
     ended_wall_s = made.began_wall_s + made.took_s
     names = {step.name for step in steps if step.verdict is not None}
     card = ServiceCard(
@@ -118,9 +118,9 @@ def issue(steps: Sequence[StepReport], made: Made, key: CardKey) -> ServiceCard:
         valid_until=moments.utc(ended_wall_s + made.valid_days * DAY_S),
         took_s=round(made.took_s, 1),
         repeat=made.repeat,
-        supported=_supported(known),
+        supported={name: round(known[key], 4) for name, key in SUPPORTED.items() if key in known},
         quality={name: known[name] for name in QUALITY if name in known} if "quality" in names else {},
-        cost=_cost(made),
+        cost=_cost(made, known),
         limits=tuple(_limits(steps, made)),
         stack=dict(made.stack),
         promises=made.slo,
@@ -169,22 +169,27 @@ def as_json(card: ServiceCard) -> bytes:
     return msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n"
 
 
+_WRONG = {
+    Verdict.FAIL: "failed",
+    Verdict.INCONCLUSIVE: "showed too little",
+    Verdict.ERROR: "could not be made",
+}
+
+
 def _left_out(steps: Sequence[StepReport], made: Made) -> list[str]:
     """Steps that were not made at all; one that doesn't fit the deployment was."""
     asked = {step.name for step in steps}
     return [name for name in made.all_steps if name not in asked]
 
 
-def _supported(known: Mapping[str, float]) -> dict[str, float]:
-    names = ((RATE, "requests_per_s"), (PACE, "requests_per_s_at_best"), (INPUT_TOKENS, "input_tokens_max"))
-    found = {name: round(known[key], 4) for key, name in names if key in known}
-    if QUALIFIED in known:
-        found["qualified_share"] = round(known[QUALIFIED], 4)
-    return found
+def _supported(steps: Sequence[StepReport], made: Made) -> dict[str, float]:
+    """What was measured, without a load for which the promises weren't shown to hold."""
+    is_held = any(step.name == NORMAL_LOAD and step.verdict is Verdict.PASS for step in steps)
+    return {key: value for key, value in made.known.items() if is_held or key not in HELD}
 
 
-def _cost(made: Made) -> Cost | None:
-    spec, known = made.spec, made.known
+def _cost(made: Made, known: Mapping[str, float]) -> Cost | None:
+    spec = made.spec
     if spec is None or RATE not in known:
         return None
     per_hour = spec.budget.replica_hour_pico * max(1, spec.scale.min)
@@ -201,11 +206,11 @@ def _limits(steps: Sequence[StepReport], made: Made) -> Iterator[str]:
         yield "Made in its short form: fewer samples, so it shows less, and doesn't count as a certification."
     for step in steps:
         if step.verdict is None:
-            yield f"`{step.name}` was not made: {step.detail}."
+            yield f"{step.name} was not made: {step.detail}."
         elif step.verdict is not Verdict.PASS:
-            yield f"`{step.name}`: {step.detail}."
-    for name in _left_out(steps, made):
-        yield f"`{name}` was not asked for."
+            yield f"{step.name} {_WRONG[step.verdict]}: {step.detail}."
+    if left_out := _left_out(steps, made):
+        yield f"Not asked for, and so not known: {', '.join(left_out)}."
     if spec is None:
         yield "Made from outside, on a service that others run: what it runs isn't pinned."
         return

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from headrace.core.slo import Slo
+from headrace.core.slo import Metric, Slo
 from headrace.core.verdicts import Verdict
 from headrace.evidence import page, tables
 from headrace.evidence.page import Section, Table
@@ -11,12 +11,25 @@ from headrace.policies import certification
 from headrace.policies.certification import Figure, StepReport
 from headrace.stores import card_key
 
-_NAMES = {
-    "requests_per_s": "requests per second that the promises hold for",
-    "requests_per_s_at_best": "requests per second at its best, without promises",
-    "input_tokens_max": "longest input that was tried, in tokens",
-    "qualified_share": "share of requests within every promise at once",
+# What the card has of the supported load: in words, and in which unit.
+_SUPPORTED = {
+    "requests_per_s": ("the promises hold up to", "requests/s"),
+    "input_tokens_median": ("of inputs of, in the median", "tokens"),
+    "output_tokens_median": ("and answers of, in the median", "tokens"),
+    "ttft_p95_s": ("19 of 20 callers then had their first token within", "s"),
+    "total_p95_s": ("and their whole answer within", "s"),
+    "qualified_share": ("requests within every promise at once", "%"),
+    "requests_per_s_at_best": ("at its best, without a promise", "requests/s"),
+    "input_tokens_max": ("longest input that was tried", "tokens"),
+    "long_ttft_s": ("its first token came after at most", "s"),
 }
+_PROMISED = {
+    Metric.TTFT: "the first token within",
+    Metric.ITL: "no pause longer than",
+    Metric.TPOT: "each further token, on average, within",
+    Metric.TOTAL: "the whole answer within",
+}
+_SHARES = {"share": "answered rightly", "at_least": "at least", "at_most": "at most", "floor": "asked for"}
 
 
 def title(card: ServiceCard) -> str:
@@ -38,13 +51,15 @@ def sections(card: ServiceCard) -> list[Section]:
     """From what a customer asks first to what an engineer repeats."""
     return [
         Section("May it be offered?", verdict=card.verdict, says=_says(card)),
-        Section("Supported load", tables=[Table(("", "value"), list(_supported(card)), left=1)]),
+        *_supported(card),
         Section(
-            "Promises", ["Each over every request that was meant to be sent."], [_promises(card.promises)]
+            "Promises",
+            ["Each counts every request that was due, whatever became of it, from the moment it was due."],
+            [_promises(card.promises)],
         ),
         *_quality(card),
         *_cost(card),
-        Section("Known limits", [f"- {limit}" for limit in card.limits]),
+        Section("Known limits", tables=[Table(("limit",), [(limit,) for limit in card.limits], left=1)]),
         Section("Steps", tables=[_summary(card)]),
         *(_step(step) for step in card.steps),
         Section(
@@ -57,13 +72,13 @@ def sections(card: ServiceCard) -> list[Section]:
 
 def _lead(card: ServiceCard) -> list[str]:
     return [
-        "What this service was shown to do, by a run of its whole acceptance path, each step with its figure, its bound and its verdict."
+        "What this service was shown to do: its acceptance path, each step with its figures, their bounds, and a verdict."
     ]
 
 
 def _facts(card: ServiceCard) -> list[tuple[str, str]]:
     return [
-        ("verdict", page.WORDS[card.verdict]),
+        ("may be offered", "yes" if card.may_be_offered else "no"),
         ("issued", card.issued),
         ("valid until", card.valid_until),
         ("took", f"{card.took_s:.0f} s"),
@@ -80,29 +95,48 @@ def _foot(card: ServiceCard) -> list[str]:
 
 def _says(card: ServiceCard) -> str:
     if card.may_be_offered:
-        return "every step was made, and each met its bounds"
+        return "it may: every step was made, and each met its bounds"
     if card.verdict is Verdict.PASS:
-        return "every step that was made met its bounds, but not all were made in full"
-    wrong = [step.name for step in card.steps if step.verdict is card.verdict]
-    return ", ".join(wrong) or "no step was made"
+        return "not by this card: each step that was made met its bounds, but not all were made in full"
+    wrong = ", ".join(step.name for step in card.steps if step.verdict is card.verdict)
+    return f"not as it is: {wrong or 'no step was made'}"
 
 
-def _supported(card: ServiceCard) -> Iterator[tuple[str, str]]:
-    for name, value in card.supported.items():
-        yield _NAMES.get(name, name), f"{value:.4g}"
+def _supported(card: ServiceCard) -> Iterator[Section]:
+    """In the order of the words; what isn't known has no row."""
+    rows = [
+        (words, _amount(card.supported[name], unit))
+        for name, (words, unit) in _SUPPORTED.items()
+        if name in card.supported
+    ]
+    if rows:
+        yield Section("Supported load", tables=[Table(("", "measured"), rows, left=1)])
 
 
 def _promises(slo: Slo) -> Table:
-    rows = [(each.name, f"{each.share:.4g}") for each in slo.objectives]
+    rows = [
+        (f"{_PROMISED[each.metric]} {each.within_s:g} s", _amount(each.share, "%")) for each in slo.objectives
+    ]
     if slo.failure_share_max is not None:
-        rows.insert(0, ("answered whole", f"{1 - slo.failure_share_max:.4g}"))
+        rows.insert(0, ("a whole answer", _amount(1 - slo.failure_share_max, "%")))
     return Table(("promise", "of requests, at least"), rows, left=1)
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "%":
+        return f"{100 * value:.3g} %"
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def _quality(card: ServiceCard) -> Iterator[Section]:
     if card.quality:
-        rows = [(name, f"{value:.4g}") for name, value in card.quality.items()]
-        yield Section("Quality", tables=[Table(("of the sealed acceptance set", "value"), rows, left=1)])
+        rows = [
+            (words, _amount(card.quality[name], "%"))
+            for name, words in _SHARES.items()
+            if card.quality.get(name)
+        ]
+        rows.append(("cases", f"{card.quality.get('cases', 0.0):g}"))
+        yield Section("Quality", tables=[Table(("of the sealed acceptance set", "share"), rows, left=1)])
 
 
 def _cost(card: ServiceCard) -> Iterator[Section]:
@@ -127,9 +161,8 @@ def _summary(card: ServiceCard) -> Table:
 def _step(step: StepReport) -> Section:
     figures = [_row(figure) for figure in step.figures]
     shown = [Table(("figure", "measured", "bound", "verdict", "samples"), figures, left=4)] if figures else []
-    notes = [f"- {note}" for note in step.notes]
-    prose = [step.question, *([f"Not made: {step.detail}."] if step.verdict is None else []), *notes]
-    return Section(f"Step `{step.name}`", prose, shown, verdict=step.verdict, says=step.detail)
+    prose = [step.question, *([f"Not made: {step.detail}."] if step.verdict is None else []), *step.notes]
+    return Section(f"Step {step.name}", prose, shown, verdict=step.verdict, says=step.detail)
 
 
 def _row(figure: Figure) -> tuple[str, str, str, str, str]:

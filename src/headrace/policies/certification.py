@@ -18,6 +18,8 @@ from headrace.policies.proportions import Share
 from headrace.policies.slo import Kept
 
 ALPHA = 0.05
+# Each token of an input attends to all before it, so a long one is read more slowly than a short one, token for token.
+LONG_TIMES = 3.0
 
 
 class Sense(StrEnum):
@@ -74,7 +76,7 @@ class Bounds(msgspec.Struct, frozen=True):
         good_share: Of all requests that were meant to be sent under normal load, those that keep each of the promises.
         failure_share: Of them, those that fail, break or are lost; a refusal counts too, as nobody asked for too much.
         ttft_s, tpot_s, total_s: The promises, from when a request was due.
-        long_ttft_s: To the first token of a long input.
+        long_ttft_s: To the first token of a long input; 0 takes what short ones need for each token, times LONG_TIMES.
         burst_answered_s: After a burst, until a single request is in time again.
         quality_floor: Share of the acceptance set that must be answered rightly; 0 only measures.
         cached_share: Of a prompt that was just asked, the part that the prefix cache gives back.
@@ -94,7 +96,7 @@ class Bounds(msgspec.Struct, frozen=True):
     ttft_s: float = 2.0
     tpot_s: float = 0.25
     total_s: float = 60.0
-    long_ttft_s: float = 10.0
+    long_ttft_s: float = 0.0
     burst_answered_s: float = 30.0
     quality_floor: float = 0.0
     cached_share: float = 0.5
@@ -174,6 +176,18 @@ def default_slo(deployment: str, terms: SloTerms, bounds: Bounds) -> Slo:
         failure_share_max=terms.error_rate or bounds.failure_share,
         objectives=tuple(Objective(metric, within_ms, bounds.good_share) for metric, within_ms in aimed),
     )
+
+
+def long_ttft_s(bounds: Bounds, *, short: Iterable[tuple[float, int]], tokens: int) -> float:
+    """The bound for inputs of so many tokens: the one that is stated, or by what short ones took, but at least what all are promised.
+
+    Args:
+        short: Of each short input seconds to the first token, and its tokens.
+    """
+    paces = sorted(ttft_s / max(1, count) for ttft_s, count in short)
+    if bounds.long_ttft_s or not paces:
+        return bounds.long_ttft_s or bounds.ttft_s
+    return max(bounds.ttft_s, LONG_TIMES * tokens * paces[len(paces) // 2])
 
 
 def quantile_at_most(
