@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.core.deployment_terms import SloTerms
 from headrace.core.errors import ConfigError
+from headrace.core.slo import Metric, Objective
 from headrace.core.verdicts import Verdict
 from headrace.policies import certification, ranks, slo
 from headrace.policies.certification import Asked, Bounds, Figure, StepReport
@@ -148,7 +149,7 @@ def test_what_was_not_made_decides_nothing_and_nothing_made_proves_nothing() -> 
 
 
 def test_the_promises_are_the_deployments_and_the_bounds_fill_the_rest() -> None:
-    bounds = Bounds()
+    bounds = Bounds(tpot_s=0.25, total_s=60.0)
     own = certification.default_slo("chat", SloTerms(ttft_p95_ms=300, error_rate=0.01), bounds)
     assert [each.within_ms for each in own.objectives] == [300, 250, 60_000]
     assert own.failure_share_max == 0.01
@@ -157,6 +158,18 @@ def test_the_promises_are_the_deployments_and_the_bounds_fill_the_rest() -> None
     figures = [certification.promise_kept(each) for each in slo.attainment(own, seen).kept]
     assert {figure.verdict for figure in figures} == {PASS}
     assert [figure.bound for figure in figures] == [0.99, 0.95, 0.95, 0.95]
+
+
+def test_what_nobody_promised_is_held_against_what_the_service_does_when_it_is_busy() -> None:
+    stated = certification.default_slo("chat", SloTerms(ttft_p95_ms=300), Bounds())
+    assert [each.metric for each in stated.objectives] == [Metric.TTFT]
+    whole = certification.completed(
+        stated, {Metric.TTFT: 9.0, Metric.TPOT: 0.1, Metric.TOTAL: 4.0}, share=0.9
+    )
+    assert whole.objectives == (
+        *stated.objectives, Objective(Metric.TPOT, 200.0, 0.9), Objective(Metric.TOTAL, 8000.0, 0.9)
+    )  # fmt: skip
+    assert whole.failure_share_max == Bounds().failure_share
 
 
 def test_a_bound_is_changed_by_its_name() -> None:

@@ -118,7 +118,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="R",
-        help="requests/s of normal load (default: 0.4 of what it does at its best)",
+        help="requests/s of normal load (default: half of what it does at its best)",
     )
     parser.add_argument(
         "--cases",
@@ -247,6 +247,7 @@ def _terms(arguments: argparse.Namespace, data: Path, *, deployment: str, terms:
     _check(slo, deployment, arguments.slo)
     return Terms(
         slo=slo,
+        completes_slo=not arguments.slo,
         workload=_workload(arguments.workload, data),
         bounds=bounds,
         size=certify.QUICK if arguments.quick else certify.FULL,

@@ -11,7 +11,7 @@ import msgspec
 import headrace
 from headrace.config.deployments import DeploymentFile
 from headrace.core.clock import Clock
-from headrace.evidence import certify, certify_subject, service_card
+from headrace.evidence import certify, certify_load, certify_subject, service_card
 from headrace.evidence.certify import Step, Terms
 from headrace.evidence.certify_caller import Address, Caller
 from headrace.evidence.certify_steps import STEPS
@@ -52,7 +52,7 @@ async def of_file(
     made = Made(
         file.spec.name,
         file.spec,
-        terms.slo,
+        certify_load.promised(terms, known),
         terms.bounds,
         known,
         stack,
@@ -89,7 +89,7 @@ async def of_url(
     made = Made(
         model,
         None,
-        terms.slo,
+        certify_load.promised(terms, known),
         terms.bounds,
         known,
         {"url": address.url, **_surroundings()},

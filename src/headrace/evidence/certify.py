@@ -29,7 +29,7 @@ class Size:
         trials: Of what is tried again and again: cancellations, repeated prompts.
         pairs: Prompts of a probe of times, primed and unseen.
         samples: Requests that a share or a quantile is judged by, at least.
-        load_s: Of normal load; a burst and an overload last a third of it.
+        load_s: Of normal load, at least; its best and an overload are measured for a third of it, at least.
         blocks, block_requests: Between two looks at the memory.
         is_short: Said on the card.
     """
@@ -43,7 +43,7 @@ class Size:
     is_short: bool = False
 
 
-FULL = Size(trials=6, pairs=8, samples=120, load_s=45.0, blocks=12, block_requests=120)
+FULL = Size(trials=6, pairs=6, samples=120, load_s=45.0, blocks=11, block_requests=100)
 QUICK = Size(trials=3, pairs=6, samples=150, load_s=4.0, blocks=10, block_requests=40, is_short=True)
 
 
@@ -53,6 +53,7 @@ class Terms:
 
     Attributes:
         slo: What is promised of it under normal load.
+        completes_slo: What that leaves out is promised by what the service does with all slots busy.
         workload: What is asked under every load; its own arrivals only say how they come, not how many.
         rate_per_s: Of normal load; 0 takes `load_share` of what the service does at its best.
         cases: The acceptance set; a file or a name that `evidence.cases.find` knows.
@@ -62,10 +63,11 @@ class Terms:
 
     slo: Slo
     workload: Workload
+    completes_slo: bool = False
     bounds: Bounds = field(default_factory=Bounds)
     size: Size = FULL
     rate_per_s: float = 0.0
-    load_share: float = 0.4
+    load_share: float = 0.5
     cases: str = "document-assistant"
     data: Path | None = None
     actor: str = ""

@@ -5,20 +5,20 @@ Each is one run of evidence.load, judged by the records of its requests, which a
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from headrace.core.load_records import LoadRecord, LoadRun, Outcome
-from headrace.core.slo import Slo
+from headrace.core.slo import Metric, Slo
 from headrace.core.verdicts import Verdict
 from headrace.core.workload import ArrivalKind, Arrivals, Cancel, Turns, Workload, at_rate, closed, constant
 from headrace.evidence import load, load_call
-from headrace.evidence.certify import NotMade, Stage
+from headrace.evidence.certify import NotMade, Stage, Terms
 from headrace.evidence.drill_instance import DrillError
 from headrace.evidence.load_terms import REQUESTS_MAX, LoadTerms
 from headrace.evidence.target import Target
-from headrace.policies import certification, load_levels, load_report, quantiles, slo_requests
+from headrace.policies import certification, load_figures, load_levels, load_report, quantiles, slo_requests
 from headrace.policies.certification import (
     ALPHA,
     Asked,
@@ -30,13 +30,14 @@ from headrace.policies.certification import (
     share_at_most,
     told,
 )
-from headrace.policies.load_figures import Measure
+from headrace.policies.load_figures import Measure, Since
 from headrace.policies.slo import attainment
 
 PACE, SERVICE_S, RATE, QUALIFIED = "pace_per_s", "service_s", "rate_per_s", "qualified_share"
 INPUT_TOKENS, LONG_TTFT_S = "input_tokens", "long_ttft_s"
 _INPUT_MEDIAN, _OUTPUT_MEDIAN = "input_tokens_median", "output_tokens_median"
 _TTFT_P95_S, _TOTAL_P95_S = "ttft_p95_s", "total_p95_s"
+_BUSY = {Metric.TTFT: "busy_ttft_s", Metric.TPOT: "busy_tpot_s", Metric.TOTAL: "busy_total_s"}
 SUPPORTED = {
     "requests_per_s": RATE,
     "input_tokens_median": _INPUT_MEDIAN,
@@ -82,6 +83,7 @@ async def find_pace(stage: Stage) -> None:
     unanswered = asked - len(answered)
     stage.known[PACE] = best.estimate
     stage.known[SERVICE_S] = sum(record.ended_s - record.due_s for record in answered) / len(answered)
+    stage.known.update(_busy(answered))
     stage.add(
         told("requests at once", slots),
         Figure("requests at its best", best.estimate, "/s", low=best.low, high=best.high, samples=len(answered)),
@@ -93,10 +95,27 @@ async def find_pace(stage: Stage) -> None:
     )  # fmt: skip
 
 
+def _busy(answered: Sequence[LoadRecord]) -> Iterator[tuple[str, float]]:
+    """What 19 of 20 take at most while all slots are busy."""
+    for name, measure in zip(_BUSY.values(), (Measure.TTFT, Measure.TPOT, Measure.TOTAL), strict=True):
+        taken = [load_figures.taken_s(record, measure, Since.INTENDED) for record in answered]
+        if known := sorted(value for value in taken if value is not None):
+            yield name, quantiles.nearest_rank(known, 0.95)
+
+
+def promised(terms: Terms, known: Mapping[str, float]) -> Slo:
+    """What is held against the service: what was stated, and where that may be completed, what it does when it is busy."""
+    busy_s = {metric: known[name] for metric, name in _BUSY.items() if name in known}
+    if not terms.completes_slo:
+        return terms.slo
+    return certification.completed(terms.slo, busy_s, share=terms.bounds.good_share)
+
+
 async def carry_normal_load(stage: Stage) -> None:
     """Requests that are due whatever became of those before; judged by the promises made of it."""
-    slo, workload = stage.terms.slo, stage.terms.workload
-    rate = stage.terms.rate_per_s or min(_RATE_MAX_PER_S, stage.terms.load_share * await _pace(stage))
+    best, workload = await _pace(stage), stage.terms.workload
+    slo = promised(stage.terms, stage.known)
+    rate = stage.terms.rate_per_s or min(_RATE_MAX_PER_S, stage.terms.load_share * best)
     duration_s = min(_LOAD_MAX_S, max(stage.size.load_s, stage.size.samples / rate))
     run = await _drive(stage, at_rate(workload, rate), duration_s=duration_s)
     kept = attainment(slo, slo_requests.of_run(run), alpha=ALPHA)
@@ -110,6 +129,11 @@ async def carry_normal_load(stage: Stage) -> None:
         told("within every promise at once", stage.known[QUALIFIED], samples=kept.qualified.counted),
         *_times(run),
     )
+    if added := len(slo.objectives) - len(stage.terms.slo.objectives):
+        stage.notes.append(
+            f"{added} of the promises are stated nowhere: they are {certification.BUSY_TIMES:g} times what 19 of 20 requests"
+            " take at most with all slots busy"
+        )
     stage.notes.append(f"the workload `{workload.name}`, {workload.digest}: {workload.about}")
     stage.notes += _reasons(run.records)
     stage.notes += [
@@ -118,7 +142,7 @@ async def carry_normal_load(stage: Stage) -> None:
         if each.requests_needed
     ]
     if kept.verdict is Verdict.FAIL:
-        _must_be_theirs(run, stage.terms.slo)
+        _must_be_theirs(run, slo)
 
 
 def _typical(run: LoadRun) -> Iterator[tuple[str, float]]:
@@ -224,7 +248,7 @@ async def refuse_overload(stage: Stage) -> None:
     if rate < 2 * best:
         raise NotMade(f"no more than {rate:g} requests/s are asked for, and it answers {best:g}")
     deadline_s = max(1.0, _DEADLINE_TIMES * stage.known[SERVICE_S])
-    duration_s = max(stage.size.load_s / 3, 2 * deadline_s)
+    duration_s = max(stage.size.load_s / 3, deadline_s)
     run = await _drive(
         stage,
         at_rate(stage.terms.workload, rate),
@@ -292,10 +316,10 @@ def _long(tokens: int) -> Workload:
 
 
 async def _until_in_time(stage: Stage, *, limit_s: float) -> float | None:
-    began_s = stage.clock.now_s()
+    began_s, slo = stage.clock.now_s(), promised(stage.terms, stage.known)
     while (since_s := stage.clock.now_s() - began_s) <= limit_s:
         run = await _drive(stage, closed(_alone(stage), 1), requests_max=1)
-        if attainment(stage.terms.slo, slo_requests.of_run(run)).qualified.good:
+        if attainment(slo, slo_requests.of_run(run)).qualified.good:
             return round(since_s, 3)
         await asyncio.sleep(_LOOK_EVERY_S)
     return None
