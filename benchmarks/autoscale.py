@@ -176,13 +176,12 @@ def _print_tuned(rows: Sequence[dict[str, Any]]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.autoscale", description=__doc__,
-        epilog="example: python -m benchmarks.autoscale --trace azure_llm_2023_conv.csv --half second",
+        epilog="example: python -m benchmarks.autoscale --trace AzureLLMInferenceTrace_conv.csv --half second",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
     add("--trace", type=Path, action="append", default=[], metavar="FILE",
-        help="arrivals: a table with arrival_ms, input_tokens, output_tokens, or lines of JSON with the same names"
-             " (default: made patterns)")  # fmt: skip
+        help="arrivals, in any format that `headrace workload` reads (default: made patterns)")  # fmt: skip
     add("--half", choices=("first", "second", "both"), default="both", help="which half of each trace")
     add(
         "--cold-start",

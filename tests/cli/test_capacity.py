@@ -262,6 +262,14 @@ def test_an_slo_that_a_plan_cannot_be_held_to_is_refused(
     assert says in capsys.readouterr().err
 
 
+def test_a_load_too_large_to_simulate_is_refused_with_what_to_do(
+    promised: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (promised / "plan.toml").write_text(PLAN)
+    assert main(["capacity", "plan.toml", "--data", "data", "--rate", "1000000"]) == 2
+    assert "plan for a part of the load (`--rate`)" in capsys.readouterr().err
+
+
 def test_a_result_that_costs_more_than_the_slo_says_fails_the_plan(
     promised: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

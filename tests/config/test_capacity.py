@@ -35,6 +35,8 @@ def test_the_committed_plans_can_be_read() -> None:
         ),
         (BASE + 'time_s = 1\n[costs]\ndate = "today"\ncurrency = "dollars"\n', "three capital letters"),
         (BASE + "time_s = 1\nslotz = 4\n", "slotz"),
+        (BASE.replace("= 1", "= 1\npeak = 0.5") + "time_s = 1\n", "`load.peak`"),
+        (BASE.replace("= 1", "= 1\nquiet = 1.5") + "time_s = 1\n", "`load.quiet`"),
         ("name = ", "not valid TOML"),
         (
             'name = "x"\n[load]\nrate_per_s = 1\n[replica]\ntime_s = 1\n',

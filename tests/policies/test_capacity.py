@@ -120,6 +120,11 @@ def test_what_is_in_progress_is_the_rate_times_the_time_that_it_takes_with_so_ma
     assert load(replicas + 1) <= found * (1 + 1e-9), "on more replicas each request is quicker"
 
 
+def test_a_billion_slots_for_little_work_are_counted_at_once() -> None:
+    assert staffing.waiting_share(0.0, 1) == 0.0
+    assert staffing.waiting_share(3.0, 10**9) == 0.0
+
+
 def test_who_loses_the_only_replica_has_none() -> None:
     seen = capacity.occupancy(lambda _: 10.0, per_replica=200, replicas=1)
     assert (seen.utilisation_after_loss, seen.full_share_after_loss) == (math.inf, 1.0)

@@ -28,8 +28,8 @@ class LoadTerms(Section, frozen=True):
     """
 
     rate_per_s: Rate
-    peak: Ratio = 1.5
-    quiet: Ratio = 0.2
+    peak: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5
+    quiet: Share = 0.2
     burstiness: Annotated[float, msgspec.Meta(ge=0.1, le=100)] = 1.0
     input_tokens: Count = 0
     output_tokens: Count = 0

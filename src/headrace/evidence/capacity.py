@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.core.capacity_plan import CapacityPlan, CostTerms, LoadTerms, ReplicaTerms
+from headrace.core.errors import ConfigError
 from headrace.core.slo import Slo
 from headrace.core.verdicts import Verdict
 from headrace.evidence import simulate, simulate_load
@@ -18,6 +19,7 @@ from headrace.policies.cost import Bill, BreakEven, Use
 
 _TIMES_MIN = 10  # of one request, so that a run is more than its beginning
 _BURST = 3.0
+_REQUESTS_MAX = 1_000_000  # of one run, which takes a minute
 _FLEETS = 5  # that are shown
 NORMAL = "normal"
 
@@ -196,6 +198,11 @@ def _case(
     losses: int = 0,
 ) -> Case:
     seconds = max(_TIMES_MIN * time_of(plan.load, replica), requests_max / rate)
+    if rate * seconds > _REQUESTS_MAX:
+        raise ConfigError(
+            f"{rate:g} requests/s of {time_of(plan.load, replica):.3g} s each are {rate * seconds:,.0f} for one run, more than"
+            f" {_REQUESTS_MAX:,}: plan for a part of the load (`--rate`) that a part of the fleet carries"
+        )
     return Case(
         simulate_load.of_means(plan.load, replica, rate_per_s=rate, burstiness=burstiness, seconds=seconds),
         pace_of(replica), promise_of(plan.promise) if slo is None else promise_of_slo(slo), seconds,
@@ -208,7 +215,7 @@ def _needed(
 ) -> int | None:
     """For the peak, with the agreed losses; and never fewer than carry the mean with the spare."""
     load = plan.load
-    peak = load.rate_per_s * max(1.0, load.peak)
+    peak = load.rate_per_s * load.peak
     case = _case(
         plan, replica, peak, slo=slo, burstiness=load.burstiness, requests_max=requests_max,
         losses=plan.spare.losses,
@@ -230,7 +237,7 @@ def _situations(
     progress: Callable[[str], None],
 ) -> Iterator[Situation]:
     load, replica = plan.load, plan.replica
-    peak = load.rate_per_s * max(1.0, load.peak)
+    peak = load.rate_per_s * load.peak
     kinds = (
         ("quiet", load.rate_per_s * load.quiet, load.burstiness, 0),
         ("mean", load.rate_per_s, load.burstiness, 0),

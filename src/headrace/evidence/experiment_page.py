@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from headrace.core.experiments import BASELINE, Measured
 from headrace.core.verdicts import Interval, Verdict
 from headrace.evidence import numbers
-from headrace.evidence.page import Section, Table, page
+from headrace.evidence.page import WORDS, Section, Table, page
 from headrace.evidence.plots import Axis, Intervals, Kind, Limit, Lines, Series
 from headrace.policies.experiments import ArmVerdict, Contrast, ExperimentReport, Finding
 
@@ -99,7 +99,9 @@ def _arm(report: ExperimentReport, found: ArmVerdict) -> Section:
             f"Cases: {numbers.share(measure.estimate)} more right answers"
             f" ({numbers.share(measure.low)} to {numbers.share(measure.high)}), of {found.quality.candidate_samples:,} cases."
         )
-    return Section(found.arm, prose, [table], (), _VERDICTS[found.finding], found.why)
+    # The verdict in words begins so already.
+    says = found.why.removeprefix(f"{WORDS[Verdict.INCONCLUSIVE]}: ")
+    return Section(found.arm, prose, [table], (), _VERDICTS[found.finding], says)
 
 
 def _repetitions(report: ExperimentReport) -> Section:

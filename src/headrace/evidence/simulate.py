@@ -14,10 +14,11 @@ from headrace.evidence.simulate_fleet import Fixed, FleetModel, Loss
 from headrace.evidence.simulate_replica import Pace
 from headrace.evidence.simulate_run import End
 from headrace.evidence.simulate_work import Promise, Work
-from headrace.policies import replications
+from headrace.policies import proportions, replications
 from headrace.policies import slo as slos
+from headrace.policies.proportions import Share
 from headrace.policies.quantiles import nearest_rank
-from headrace.policies.slo import Fate, Seen
+from headrace.policies.slo import Fate, Seen, Tally
 
 RUNS = 10
 SEARCH_RUNS = 3
@@ -25,6 +26,8 @@ WARMUP_SHARE = 0.2
 REPLICAS_MAX = 4096
 TOGETHER = "kept"
 """What all bounds of a promise are called together."""
+MISSED = "missed"
+_ALPHA = 0.05
 _COLUMNS = (
     "attainment", "excused", "refused", "busy", "ttft_p50_s", "ttft_p99_s", "total_p50_s", "total_p99_s",
 )  # fmt: skip
@@ -105,20 +108,37 @@ class Figures(NamedTuple):
 def replicate(case: Case, replicas: int, *, seeds: Sequence[int]) -> Figures:
     """One run for each seed."""
     columns: dict[str, list[float]] = {name: [] for name in _COLUMNS}
-    kept: dict[str, list[float]] = {name: [] for name, _ in _promised(case)}
+    kept: dict[str, list[Tally]] = {name: [] for name, _ in _promised(case)}
     requests = 0
     for seed in seeds:
-        counted, figures, reached = _one(case, replicas, seed)
+        counted, figures, tallies = _one(case, replicas, seed)
         requests += counted
-        for into, values in ((columns, figures), (kept, reached)):
-            for name, value in values.items():
-                into[name].append(value)
+        for name, value in figures.items():
+            columns[name].append(value)
+        for name, tally in tallies.items():
+            kept[name].append(tally)
     return Figures(
         replicas,
         len(seeds),
         requests,
-        tuple(Kept(name, share, replications.mean(kept[name])) for name, share in _promised(case)),
+        tuple(Kept(name, share, _over_runs(kept[name])) for name, share in _promised(case)),
         **{name: replications.mean(values) for name, values in columns.items()},
+    )
+
+
+def _over_runs(tallies: Sequence[Tally]) -> Interval:
+    """The mean of the runs; its bounds are never nearer than those of as many requests that depend on nothing, so that a few
+    of which none was missed don't show a promise."""
+    runs = [each for each in tallies if each.counted]
+    found = replications.mean([each.good / each.counted for each in runs])
+    if found.low is None or found.high is None:
+        return found
+    good, counted = sum(each.good for each in runs), sum(each.counted for each in runs)
+    exact = proportions.exact(Share(good, counted), alpha=_ALPHA / 2)
+    return Interval(
+        found.estimate,
+        min(found.low, exact.low or 0.0),
+        max(found.high, 1.0 if exact.high is None else exact.high),
     )
 
 
@@ -134,7 +154,7 @@ def _name(promise: slos.Promise) -> str:
     return "answered whole" if promise.objective is None else promise.name
 
 
-def _one(case: Case, replicas: int, seed: int) -> tuple[int, dict[str, float], dict[str, float]]:
+def _one(case: Case, replicas: int, seed: int) -> tuple[int, dict[str, float], dict[str, Tally]]:
     warm_s = WARMUP_SHARE * case.seconds
     losses = [Loss(warm_s, case.losses)] if case.losses else []
     run = FleetModel(
@@ -160,21 +180,18 @@ def _one(case: Case, replicas: int, seed: int) -> tuple[int, dict[str, float], d
     return len(ends), figures, reached
 
 
-def _reached(case: Case, ends: Sequence[End]) -> tuple[dict[str, float], dict[str, float]]:
-    """The share that was answered as everything that is promised asks, and as each promise does; none of nothing."""
+def _reached(case: Case, ends: Sequence[End]) -> tuple[dict[str, float], dict[str, Tally]]:
+    """The share that was answered as everything that is promised asks, none of nothing; and each promise's own."""
     if case.slo is None:
-        share = sum(end.is_well for end in ends) / len(ends) if ends else 1.0
-        return {"attainment": share, "excused": 0.0}, {TOGETHER: share}
+        well = sum(end.is_well for end in ends)
+        share = well / len(ends) if ends else 1.0
+        return {"attainment": share, "excused": 0.0}, {TOGETHER: Tally(well, {MISSED: len(ends) - well})}
     found = slos.attainment(case.slo, map(_seen, ends))
-    kept = {_name(each.promise): _share(each.tally) for each in found.kept if each.tally.counted}
-    figures = {"excused": sum(found.qualified.excused.values()) / max(1, found.intended)}
-    if found.qualified.counted:
-        figures["attainment"] = _share(found.qualified)
-    return figures, kept
-
-
-def _share(tally: slos.Tally) -> float:
-    return tally.good / tally.counted
+    together = found.qualified
+    figures = {"excused": sum(together.excused.values()) / max(1, found.intended)}
+    if together.counted:
+        figures["attainment"] = together.good / together.counted
+    return figures, {_name(each.promise): each.tally for each in found.kept}
 
 
 _FATES = {Outcome.DELIVERED: Fate.WHOLE, Outcome.REFUSED: Fate.REFUSED, Outcome.BROKEN: Fate.BROKEN}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from headrace.policies import staffing
 
-# Sums and products of fractions are not exact: what is above a whole number by less than this is that number.
+# Sums and products of fractions are not exact: what is above a whole number by less than this share is that number.
 _NEAR = 1e-9
 
 
@@ -58,7 +58,7 @@ def size(*, rate_per_s: float, time_s: float, per_replica: float, spare_share: f
 
 def whole(replicas: float) -> int:
     """So many or the next whole number."""
-    return math.ceil(replicas - _NEAR)
+    return math.ceil(replicas - _NEAR * max(1.0, replicas))
 
 
 class Lognormal(NamedTuple):

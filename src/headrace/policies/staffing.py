@@ -41,6 +41,8 @@ def waiting_share(load: float, slots: int) -> float:
     blocked = 1.0
     for number in range(1, slots + 1):
         blocked = load * blocked / (number + load * blocked)
+        if not blocked:  # less than a float can tell, however many there are beyond
+            return 0.0
     return slots * blocked / (slots - load * (1.0 - blocked))
 
 
