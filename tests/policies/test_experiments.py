@@ -242,6 +242,12 @@ def test_without_a_winner_the_baseline_stays(values: list[float], verdict: Verdi
     assert (found.verdict, found.says, found.chosen) == (verdict, says, BASELINE.name)
 
 
+def test_before_anything_was_done_that_is_what_is_said() -> None:
+    found = experiments.report(experiment(variables={"a": {"x": {"k": 1}}}), [], digest="")
+    assert (found.verdict, found.says) == (Verdict.ERROR, "no repetition has been made yet")
+    assert found.arms[0].why == "no block in which it and the baseline can be compared"
+
+
 def test_a_run_is_summed_up_by_its_whole_answers_in_the_window() -> None:
     run = run_of([record(0, took_s=1.0), record(1, took_s=3.0), unsuccessful(2, Outcome.REFUSED)])
     found = experiments.figures(run)

@@ -33,8 +33,8 @@ from headrace.stores.opening import open_local
 from headrace.stores.registry import ModelStore
 
 _STATUS_HELP = """
-exit status: 0 the promise holds wherever it was tried; 1 it doesn't; 2 the operator must change something; 3 not enough runs to
-say
+exit status: 0 the promise holds wherever it was tried; 1 it doesn't, or a result costs more than the SLO says; 2 the operator must
+change something; 3 not enough runs to say
 """
 
 
@@ -51,11 +51,11 @@ def add(commands: Any) -> None:
         with_json=True,
     )
     parser.epilog = f"{parser.epilog}\n{_STATUS_HELP}"
-    parser.add_argument("file", metavar="FILE", help="the plan")
+    parser.add_argument("file", metavar="FILE", help="the plan, as docs/reference/capacity-file.md has it")
     parser.add_argument(
         "--record",
         metavar="ID",
-        help="a measurement by `headrace measure`, which takes the place of `[replica]`",
+        help="what `headrace measure` found, in place of `[replica]`: a number, or a model for its newest",
     )
     parser.add_argument(
         "--slo",

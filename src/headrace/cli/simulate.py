@@ -59,7 +59,11 @@ def add(commands: Any) -> None:
         "--duration", type=common.above_zero, default=600.0, metavar="S", help="of each run (default: 600)"
     )
     add_one(
-        "--runs", type=common.positive, default=simulate.RUNS, metavar="N", help=f"default: {simulate.RUNS}"
+        "--runs",
+        type=common.positive,
+        default=simulate.RUNS,
+        metavar="N",
+        help=f"each with a seed of its own (default: {simulate.RUNS})",
     )
     add_one("--seed", type=common.positive, default=1, metavar="N", help="of the first run (default: 1)")
     add_one(
@@ -69,18 +73,27 @@ def add(commands: Any) -> None:
         metavar="N",
         help="replicas that are lost as counting begins",
     )
-    add_one("--record", metavar="ID", help="a measurement by `headrace measure`: the pace of a replica")
+    add_one(
+        "--record",
+        metavar="ID",
+        help="the pace of a replica, as `headrace measure` found it: a number, or a model for its newest",
+    )
     add_one(
         "--slots",
         type=common.positive,
         default=16,
         metavar="N",
-        help="without a record: at once (default: 16)",
+        help="without a record: requests that a replica runs at once (default: 16)",
     )
     add_one(
         "--prefill", type=common.above_zero, metavar="N", help="without a record: tokens of prompts a second"
     )
-    add_one("--step", type=common.above_zero, metavar="MS", help="without a record: a step in ms")
+    add_one(
+        "--step",
+        type=common.above_zero,
+        metavar="MS",
+        help="without a record: a step, in which every answer gets a token",
+    )
     add_one(
         "--step-per-active", type=common.above_zero, default=0.0, metavar="MS",
         help="without a record: what each answer adds to a step (default: 0)",
@@ -101,9 +114,9 @@ def add(commands: Any) -> None:
 
 
 def _share(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < 1.0:
-        raise argparse.ArgumentTypeError(f"between 0 and 1, got {text}")
+    value = common.above_zero(text)
+    if value >= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a share between 0 and 1; 0.99 is 99 of 100")
     return value
 
 

@@ -276,6 +276,8 @@ def _together(
         return Finding.WORSE, "it answers the cases worse"
     if primary.finding is Finding.BETTER and judged is not None and judged.verdict is not Verdict.PASS:
         return Finding.OPEN, "it is better, and that it answers the cases as well is not shown"
+    if not primary.blocks:
+        return Finding.OPEN, "no block in which it and the baseline can be compared"
     if primary.finding is Finding.OPEN:
         return Finding.OPEN, f"not enough evidence: it takes about {primary.blocks_needed} blocks"
     if primary.finding is Finding.SAME:
@@ -297,7 +299,7 @@ def report(
     if together is not None:
         verdicts.append(judge(experiment, together, repetitions))
     chosen = _chosen(verdicts, won, together)
-    verdict, says = _said(verdicts, chosen)
+    verdict, says = _said(verdicts, chosen, has_begun=bool(repetitions))
     return ExperimentReport(
         name=experiment.name,
         question=experiment.question,
@@ -329,8 +331,10 @@ def _chosen(verdicts: Sequence[ArmVerdict], won: Sequence[str], together: Arm | 
     return max(candidates, key=_gain).arm if candidates else BASELINE.name
 
 
-def _said(verdicts: Sequence[ArmVerdict], chosen: str) -> tuple[Verdict, str]:
+def _said(verdicts: Sequence[ArmVerdict], chosen: str, *, has_begun: bool) -> tuple[Verdict, str]:
     """It is decided when every comparison is; a winner beside an open question is told as such."""
+    if not has_begun:
+        return Verdict.ERROR, "no repetition has been made yet"
     waiting = [each.arm for each in verdicts if each.finding is Finding.OPEN]
     if all(not each.primary.blocks for each in verdicts):
         return Verdict.ERROR, "no block in which a level and the baseline can be compared"
