@@ -120,7 +120,7 @@ def test_a_record_without_a_pace_is_what_its_requests_took(
 
 
 def test_a_workload_is_played_to_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
-    pace = ("--prefill", "8000", "--step", "20", "--ttft", "2", "--duration", "60", "--runs", "3")
+    pace = ("--prefill", "8000", "--step", "20", "--ttft", "2", "--duration", "60", "--runs", "5")
     assert main(["simulate", "--replicas", "8", "--rate", "2", *pace, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["replicas"], found["is_measured"]) == ("pass", 8, False)

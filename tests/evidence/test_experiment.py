@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -122,6 +123,29 @@ def test_an_experiment_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> N
     }
     shown = json.loads(done("experiment", "show", str(file), "--json", data=data).stdout)
     assert shown == report
+
+
+@pytest.mark.slow
+def test_an_experiment_that_is_told_to_end_takes_its_service_with_it(tmp_path: Path) -> None:
+    """`timeout` and service managers send SIGTERM: nothing goes on running, and no folder stays."""
+    (tmp_path / "demo.toml").write_text(
+        '[deployment]\nname = "demo"\nengine = "scripted"\n[scale]\nmin = 1\n'
+    )
+    text = (
+        'name = "pace"\ndeployment = "demo.toml"\n[load]\nworkload = "steady.toml"\nduration_s = 300\n'
+        '[primary]\nmetric = "total_p50"\n[variables.pace]\nfaster.revision.args = { itl_ms = 12 }\n'
+    )
+    arguments = command("experiment", "run", str(written(tmp_path, text)), data=tmp_path / "data")
+    with tempfile.TemporaryDirectory() as name:  # by a short path: sockets are in it
+        environment = {**surroundings.inherited(), "TMPDIR": name}
+        with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=environment) as process:
+            until_s = time.monotonic() + COMMAND_LIMIT_S
+            while not (started := list(Path(name).glob("headrace-drill-*/deployment.toml"))):
+                assert time.monotonic() < until_s
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(COMMAND_LIMIT_S) == 143
+        assert list(Path(name).iterdir()) == [], started
 
 
 def files(data: Path) -> dict[str, bytes]:

@@ -1,16 +1,20 @@
 """What every command shares: help with an example, the data directory, tables and JSON."""
 
 import argparse
+import asyncio
 import json
 import math
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace import config
 
+T = TypeVar("T")
 Run = Callable[[argparse.Namespace], int | None]
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def command(
@@ -47,6 +51,21 @@ def command(
     if run is not None:
         added.set_defaults(run=run)
     return added
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """All of it. Who is told to end (SIGTERM) ends what it has started first, and takes its temporary folders away."""
+
+    async def held() -> T:
+        task = asyncio.current_task()
+        assert task is not None, "this runs in one"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(held())
+    except asyncio.CancelledError:
+        raise SystemExit(_TERMINATED) from None
 
 
 def settings(arguments: argparse.Namespace) -> config.Config:

@@ -1,7 +1,6 @@
 """`headrace drill`: does a service recover from failures as it should? Rehearsed in one of its own, never in the one that runs."""
 
 import argparse
-import asyncio
 import difflib
 import shlex
 import sys
@@ -62,7 +61,7 @@ def _drill(arguments: argparse.Namespace) -> int:
             drills = [drill for drill in drills if not drill.is_scripted_only]
     reports = []
     for drill in drills:
-        report = asyncio.run(
+        report = common.run(
             drill_run.rehearse(
                 drill,
                 terms,

@@ -1,7 +1,6 @@
 """`headrace experiment`: which level of what is varied is better, and by enough to matter?"""
 
 import argparse
-import asyncio
 import shlex
 import sys
 from pathlib import Path
@@ -58,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
     data = config.data_directory(arguments.data)
     setting = experiment_arms.setting(arguments.file, data=data)
     kept = experiment.Kept(data, setting)
-    return _told(arguments, asyncio.run(experiment.run(setting, kept, clock=_CLOCK, tell=_tell)))
+    return _told(arguments, common.run(experiment.run(setting, kept, clock=_CLOCK, tell=_tell)))
 
 
 def _show(arguments: argparse.Namespace) -> int:
