@@ -106,12 +106,12 @@ class Window:
         return any(share > FOREIGN_SHARE_MAX for share in self.foreign_share.values())
 
     def _read(self) -> tuple[float, float, dict[int, float]]:
-        busy_s = _busy_s()
+        busy_s = cores_busy_s()
         foreign_s = {core: busy_s[core] - cpu_s(pids) for core, pids in self._ours.items()}
         return time.perf_counter(), cpu_s(self._measured), foreign_s
 
 
-def _busy_s() -> dict[int, float]:
+def cores_busy_s() -> dict[int, float]:
     """CPU time that each core, and ALL_CORES together, were not idle; time stolen by the hypervisor counts as busy."""
     found = {}
     for line in Path("/proc/stat").read_text().splitlines():

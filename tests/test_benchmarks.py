@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gateway, gateway_report, machine
+from benchmarks import load as load_benchmark
 from benchmarks.peers import PEERS, install
 from benchmarks.rig import BenchmarkFailed
 from tests.support.models import shared_root, shared_store
@@ -46,6 +47,21 @@ def test_the_gateway_benchmark_measures_each_load_against_direct(tmp_path):
             assert not math.isnan(sample["cpu_us"]), load
     assert found["versions"]["headrace"]
     assert found["resident_bytes"]["headrace"] > 0
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_the_load_benchmark_holds_the_generator_against_the_truth(tmp_path):
+    printed, found = run("load", "--rounds", "1", "--seconds", "0.5", path=tmp_path / "load.json")
+    assert "requests/s from one core" in printed
+    own = found["samples"]["headrace"]
+    assert set(own) == {load.name for load in load_benchmark.LOADS}
+    for (sample,) in own.values():
+        assert sample["requests_per_s"] > 0
+        assert sample["cpu_us_per_request"] > 0
+    (truth,) = own[load_benchmark.TRUTH.name]
+    assert truth["ttft_error_p50_s"] > 0.0, "nobody hears a token before it was sent"
 
 
 def test_a_peer_that_can_not_be_had_is_named_with_what_to_do(monkeypatch):

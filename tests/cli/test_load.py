@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -188,6 +189,25 @@ def test_what_the_operator_must_change_is_said_before_anything_is_sent(
 def test_without_a_url_a_service_must_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["load", "--data", str(tmp_path)]) == 2
     assert "no service is running" in capsys.readouterr().err
+
+
+def test_a_run_without_any_answer_has_failed_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens
+        port = nobody.getsockname()[1]
+        words = f"--url http://127.0.0.1:{port} --model m --workload small --rate 50 --duration 0.5s"
+        assert main(["load", *words.split()]) in (1, 4)  # 4: a machine that is too busy
+    said = capsys.readouterr()
+    assert (
+        f"m at http://127.0.0.1:{port} was asked as the workload small says, 50 requests a second, for 500 ms."
+        in said.out
+    )
+    assert "void" in said.out or "failed (unreachable); " in said.err
+
+
+def test_when_all_is_sent_progress_says_what_is_still_open() -> None:
+    sent = Progress(62.4, 60.0, 120, 3, {Outcome.OK: 117}, 0.0)
+    assert load_progress.line(sent) == "62 s: all 120 sent, 3 still open, 117 ok"
 
 
 def test_progress_is_a_line_now_and_then_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,8 @@ class LoadProgress:
 def line(progress: Progress) -> str:
     """It as one line; outcomes that didn't come aren't in it."""
     ends = ", ".join(f"{progress.outcomes[each]} {each}" for each in Outcome if progress.outcomes.get(each))
+    if progress.elapsed_s >= progress.duration_s:
+        return f"{progress.elapsed_s:.0f} s: all {progress.sent} sent, {progress.open} still open{f', {ends}' if ends else ''}"
     late = f", sent up to {progress.late_by_s * 1000:.1f} ms late" if progress.late_by_s > 0.005 else ""
     return (
         f"{progress.elapsed_s:.0f} of {progress.duration_s:.0f} s: {progress.sent} sent, {progress.open} open"

@@ -13,17 +13,18 @@ from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, leaves
 from headrace.core.load_records import LoadRun, Outcome
 from headrace.core.workload import Workload
-from headrace.evidence import joining, load_file, load_page, load_processes
+from headrace.evidence import joining, load, load_file, load_page, load_processes
 from headrace.evidence.load_terms import LoadTerms
 from headrace.evidence.target import Target
 from headrace.policies import load_report
 from headrace.policies.load_joining import Joined
+from headrace.policies.load_report import Ended, LoadReport
 
 CLOCK = SystemClock()
-DONE, VOID, INTERRUPTED = 0, 4, 130
+DONE, FAILED, VOID, INTERRUPTED = 0, 1, 4, 130
 STATUS_HELP = """
-exit status: 0 done; 2 the operator must change something; 4 the run is void, and its figures say nothing of the server: the generator
-was late, short of CPU, or didn't send what was due; 130 stopped by Ctrl-C, after a report of what there was
+exit status: 0 done; 1 no request got a whole answer in time; 2 the operator must change something; 4 the run is void, and its figures
+say nothing of the server: the generator was late, short of CPU, or didn't send what was due; 130 stopped by Ctrl-C, after a report of what there was
 """
 # The service writes its records in batches, after the caller has their answer.
 _LEDGER_LIMIT_S, _LEDGER_LOOK_S = 3.0, 0.2
@@ -81,6 +82,7 @@ def tell(arguments: argparse.Namespace, run: LoadRun) -> int:
     if arguments.json:
         print(content.decode(), end="")
     else:
+        print(f"{load_page.asked(run).replace('`', '')}\n")
         section_text.print_sections([*load_page.sections(report, run), *more])
     try:
         if arguments.records:
@@ -94,7 +96,28 @@ def tell(arguments: argparse.Namespace, run: LoadRun) -> int:
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from error
     if run.is_stopped:
         return INTERRUPTED
-    return VOID if report.generator.void else DONE
+    if report.generator.void:
+        return VOID
+    if not any(report.outcomes.get(outcome) for outcome in (Outcome.OK, Outcome.CANCELLED)):
+        print(f"No request got a whole answer in time: {_most(report)}{_unreachable(run)}.", file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+def _most(report: LoadReport) -> str:
+    """How most of them ended."""
+    most = max(report.ended, key=_count)
+    return f"{most.count:,} of {report.intended:,} {most.outcome} ({most.reason})"
+
+
+def _unreachable(run: LoadRun) -> str:
+    """Why a connection couldn't be made, where one couldn't."""
+    why = run.environment.get(load.COMPLAINT)
+    return f"; {why}" if why else ""
+
+
+def _count(ended: Ended) -> int:
+    return ended.count
 
 
 def _joined(data: Path, run: LoadRun) -> Joined | None:

@@ -27,6 +27,8 @@ from headrace.policies import quantiles
 from headrace.policies.workload_plan import Planned
 
 TELL_EVERY_S = 0.25
+# In a run's environment, where a connection couldn't be made.
+COMPLAINT = "last connection that failed"
 # From when all is ready to the first request, so that every process has heard when that is.
 LEAD_S = 0.05
 # A generator that hasn't sent by then what was due does so no more: its figures mean nothing anyway.
@@ -387,4 +389,4 @@ def _environment(parts: list[Part]) -> dict[str, str]:
         "machine": f"{platform.system()} {platform.machine()}",
     }
     complaints = [part.complaint for part in parts if part.complaint]
-    return said | ({"last connection that failed": complaints[-1]} if complaints else {})
+    return said | ({COMPLAINT: complaints[-1]} if complaints else {})

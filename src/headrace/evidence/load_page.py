@@ -39,7 +39,7 @@ def html(report: LoadReport, run: LoadRun, *, more: Sequence[Section] = (), comm
     return page(
         f"Load report: {report.model}",
         [*sections(report, run), *more],
-        lead=[f"Measured from outside, at `{report.url}`, on {began}."],
+        lead=[f"{asked(run)} Measured from outside, on {began}."],
         facts=facts,
         foot=foot,
     )
@@ -49,6 +49,17 @@ def _environment(run: LoadRun) -> Iterator[str]:
     yield f"Workload `{run.digest}`."
     if run.environment:
         yield "; ".join(f"{name} {value}" for name, value in run.environment.items()) + "."
+
+
+def asked(run: LoadRun) -> str:
+    """Who was asked, what, and how often, in a sentence."""
+    if run.is_closed:
+        pace = f"{run.concurrency or 0:,} callers"
+    elif run.rate_per_s is not None:
+        pace = f"{numbers.number(run.rate_per_s)} requests a second"
+    else:
+        pace = "at the moments of its trace"
+    return f"`{run.model}` at `{run.url}` was asked as the workload `{run.workload}` says, {pace}, for {numbers.seconds(run.duration_s)}."
 
 
 def sections(report: LoadReport, run: LoadRun) -> list[Section]:
@@ -65,11 +76,12 @@ def sections(report: LoadReport, run: LoadRun) -> list[Section]:
 def _generator(report: LoadReport, run: LoadRun) -> Section:
     found, limits = report.generator, report.generator.limits
     late = found.lateness
+    busiest = f"the busiest of {found.processes} processes" if found.processes > 1 else "its process"
     says = "; ".join(found.void) or "the generator kept up with what was intended"
     prose = [
         f"Requests were sent {numbers.seconds(late.p50_s)} late in the middle, {numbers.seconds(late.p99_s)} at the 99th"
-        f" percentile (at most {numbers.seconds(limits.late_p99_s)}), {numbers.seconds(late.max_s)} at most; the busiest of"
-        f" {found.processes} process{'es' if found.processes != 1 else ''} used {numbers.share(found.cpu_share)} of its core"
+        f" percentile (at most {numbers.seconds(limits.late_p99_s)}), {numbers.seconds(late.max_s)} at most; {busiest}"
+        f" used {numbers.share(found.cpu_share)} of its core"
         f" (at most {numbers.share(limits.cpu_share)}).",
         f"Window: what was due from {numbers.seconds(report.window.from_s)} to {numbers.seconds(report.window.to_s)} of the"
         f" run. Left out: {report.before:,} requests before it and {report.after:,} after it.",
@@ -159,7 +171,8 @@ def _times(report: LoadReport, records: Sequence[LoadRecord]) -> Section:
     confidence = numbers.share(1 - 2 * report.alpha)
     prose = [
         "Of whole answers in time only; what was refused, failed, broke off, was cancelled or came late has its own row above."
-        f" Nearest ranks, with {confidence} intervals that take neighbours in the queue as dependent.",
+        f" Nearest ranks, with {confidence} intervals that take neighbours in the queue as dependent;"
+        " `too few (N of M)`: not enough samples, so many of those that this percentile needs.",
     ]
     answers = Table(
         ("what", "samples", "mean", *_names(), "longest"),
@@ -292,7 +305,7 @@ def _figure(figure: Figure, *, is_short: bool = False) -> str:
     if figure.value is None:
         if not figure.worth:
             return "-"
-        return "too few" if is_short else f"not enough samples ({figure.worth:,} of {figure.needed:,} needed)"
+        return "too few" if is_short else _together(f"too few ({figure.worth:,} of {figure.needed:,})")
     if is_short:
         return numbers.seconds(figure.value)
     bounds = f"({_reach(figure.low, figure.high, numbers.seconds)})"
