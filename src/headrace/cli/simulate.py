@@ -73,6 +73,14 @@ def add(commands: Any) -> None:
         metavar="N",
         help="replicas that are lost as counting begins",
     )
+    _add_replica(parser)
+    _add_promise(parser)
+    add_one("--csv", metavar="FILE", help="write every figure as a row")
+    add_one("--html", metavar="FILE", help="write the same as one page that needs nothing else")
+
+
+def _add_replica(parser: argparse.ArgumentParser) -> None:
+    add_one = parser.add_argument
     add_one(
         "--record",
         metavar="ID",
@@ -98,6 +106,10 @@ def add(commands: Any) -> None:
         "--step-per-active", type=common.above_zero, default=0.0, metavar="MS",
         help="without a record: what each answer adds to a step (default: 0)",
     )  # fmt: skip
+
+
+def _add_promise(parser: argparse.ArgumentParser) -> None:
+    add_one = parser.add_argument
     add_one("--ttft", type=common.above_zero, metavar="S", help="promised time to the first token")
     add_one("--tpot", type=common.above_zero, metavar="S", help="promised time for each further token")
     add_one("--total", type=common.above_zero, metavar="S", help="promised time to the end")
@@ -109,8 +121,6 @@ def add(commands: Any) -> None:
         help="of the requests that are promised it (default: 0.99)",
     )
     add_one("--slo", metavar="NAME", help="what is promised, instead: a file, or the name of one in slos/")
-    add_one("--csv", metavar="FILE", help="write every figure as a row")
-    add_one("--html", metavar="FILE", help="write the same as one page that needs nothing else")
 
 
 def _share(text: str) -> float:
