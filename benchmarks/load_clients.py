@@ -115,14 +115,18 @@ class _Books:
             busy = machine.cores_busy_s()
             client = machine.cpu_s(machine.family(self._client))
             engine = machine.cpu_s(self._engine)
+            if self._rows and client < self._rows[-1][1]:
+                return  # it has ended, and its books with it
             self._rows.append((time.time(), client, engine, sum(busy[core] for core in self._cores)))
 
     def into(self, seen: Seen) -> None:
         first, last = self._at(seen.from_s), self._at(seen.to_s)
-        seen.cpu_s = last[1] - first[1]
-        seen.engine_cpu_s = last[2] - first[2]
-        ours_s = seen.cpu_s + seen.engine_cpu_s
-        seen.foreign_share = max(0.0, last[3] - first[3] - ours_s) / max(1e-9, last[0] - first[0])
+        span_s = max(
+            1e-9, last[0] - first[0]
+        )  # without the last moment of a generator that ended with its load
+        client, engine, busy = ((last[index] - first[index]) / span_s for index in (1, 2, 3))
+        seen.cpu_s, seen.engine_cpu_s = client * seen.seconds, engine * seen.seconds
+        seen.foreign_share = max(0.0, busy - client - engine)
 
     def _at(self, moment_s: float) -> tuple[float, ...]:
         """Between two looks, in proportion."""
