@@ -295,6 +295,14 @@ def test_a_service_that_is_gone_is_told_of_though_it_misses_nothing(rules: Path)
 
 
 @needs_promtool
+def test_a_prometheus_that_begins_anew_tells_of_nobody(rules: Path) -> None:
+    """Its first scrape comes after a minute."""
+    given = dict.fromkeys(series("", ""), "_x1 0+60x60") | {'headrace_build_info{version="1"}': "_x1 1x60"}
+    given['headrace_requests_total{model="demo",outcome="refused",reason="queue_full"}'] = "0x60"
+    simulated(rules, given, {"0m": (), "1m": (), "2m": (), "10m": ()})
+
+
+@needs_promtool
 def test_a_slow_burn_is_a_ticket_and_wakes_nobody(rules: Path) -> None:
     """One in 167, where one in 200 is allowed: below the burn rate of a page, above that of a ticket."""
     given = series("0+166x320", "0+1x320")

@@ -334,6 +334,13 @@ def test_a_trace_says_what_it_says_and_the_workload_the_rest() -> None:
     assert (third.input_tokens, third.output_tokens) == (1, 1)  # nobody can ask nothing
 
 
+def test_who_leaves_a_traced_answer_after_some_tokens_gets_a_stream() -> None:
+    leaving = workload(Arrivals(ArrivalKind.TRACE, file="t"), cancel=Cancel(1.0, after_tokens=5))
+    (found,) = planned(leaving, trace=[Arrived(0.0, 20, 9, is_streamed=False)])
+    assert found.cancel_after_tokens is not None
+    assert found.is_streamed
+
+
 def test_a_trace_ends_with_the_time_that_is_asked_for() -> None:
     of = workload(Arrivals(ArrivalKind.TRACE, file="t.csv"))
     rows = [Arrived(float(second)) for second in range(10)]

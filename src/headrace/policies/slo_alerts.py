@@ -19,6 +19,8 @@ MISSES_MIN = 3
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 UNSEEN_S = 5 * _MINUTE_S
+_SCRAPED_AGAIN_S = 2 * _MINUTE_S
+"""A Prometheus that begins anew has seen nothing of anybody until its first scrapes."""
 
 
 class Alarm(NamedTuple):
@@ -43,13 +45,18 @@ ALARMS = (
 
 
 class Rule(NamedTuple):
-    """One rule of a group: it records `record`, or raises `alert`."""
+    """One rule of a group: it records `record`, or raises `alert`.
+
+    Attributes:
+        for_s: How long it must hold before anybody is told.
+    """
 
     name: str
     expr: str
     labels: Mapping[str, str]
     is_alert: bool = False
     annotations: Mapping[str, str] = {}
+    for_s: int = 0
 
 
 class Group(NamedTuple):
@@ -232,6 +239,7 @@ def unseen() -> Group:
                     "summary": f"no metrics of headrace for {window}: whether its promises are kept is not known",
                     "description": "It doesn't run, or Prometheus doesn't reach it; `headrace status` says which.",
                 },
+                for_s=_SCRAPED_AGAIN_S,
             ),
         ),
         (),
@@ -256,6 +264,8 @@ def as_yaml(found: Sequence[Group], *, heading: Sequence[str] = ()) -> str:
         for rule in group.rules:
             lines.append(f"      - {'alert' if rule.is_alert else 'record'}: {_quoted(rule.name)}")
             lines.append(f"        expr: {_quoted(rule.expr)}")
+            if rule.for_s:
+                lines.append(f"        for: {_quoted(span(rule.for_s))}")
             for name, pairs in (("labels", rule.labels), ("annotations", rule.annotations)):
                 if pairs:
                     lines.append(f"        {name}:")

@@ -168,7 +168,10 @@ def _as_traced(draws: "_Draws", trace: Iterable[Arrived], until_s: float) -> Ite
             conversation=conversation,
             turn=turn,
             turns=0 if row.conversation else 1,
-            is_streamed=drawn.is_streamed if row.is_streamed is None else row.is_streamed,
+            # Who leaves after some tokens has them one by one.
+            is_streamed=drawn.is_streamed
+            if row.is_streamed is None or drawn.cancel_after_tokens is not None
+            else row.is_streamed,
             cancel_after_s=drawn.cancel_after_s if row.cancel_after_s is None else row.cancel_after_s,
             blocks=row.blocks,
         )
