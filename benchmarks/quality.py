@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks import machine, table
 from headrace import config
 from headrace.core.clock import SystemClock
+from headrace.core.verdicts import Reason
 from headrace.evidence.asking import Asker, Embedder
 from headrace.evidence.drill_instance import CONFIG, HEADRACE, Instance, instance
 
@@ -35,6 +36,7 @@ _CLOCK = SystemClock()
 _READY_LIMIT_S = 120.0
 _ANSWER_LIMIT_S = 600.0
 _RUN_LIMIT_S = 4 * 3600.0
+_REASONS = {Reason.INSENSITIVE: ": one that gets nothing right would pass too"}
 _WORDS = {"pass": "pass", "fail": "fail", "inconclusive": "not enough evidence", "error": "not made"}
 
 
@@ -143,14 +145,14 @@ def _verdicts(runs: dict[tuple[str, str], Any], kinds: Sequence[str]) -> str:
             rows.append(
                 (
                     *(kind, way, str(look), f"{compared['alpha']:.3g}", difference),
-                    _WORDS[compared["verdict"]] + (f", {compared['reason']}" if compared["reason"] else ""),
+                    _WORDS[compared["verdict"]] + _REASONS.get(compared["reason"], ""),
                     _WORDS[floor["verdict"]],
                 )
             )
     return _table(
         (
-            *("set", "asked with", "look", "alpha", f"difference to {ALL}"),
-            *(f"not worse by more than {MARGIN:.0%}", f"at least {FLOOR:.0%} right"),
+            *("set", "asked with", "look", "alpha", f"less {ALL}, points"),
+            *(f"not worse by more than {100 * MARGIN:.0f} points", f"at least {100 * FLOOR:.0f} % right"),
         ),
         rows,
     )
@@ -174,7 +176,7 @@ def _strata(runs: dict[tuple[str, str], Any], kind: str, by: str) -> str:
             )
         )
     first_way, last_way = WAYS
-    return _table(("", first_way, ALL, last_way, "last less all excerpts"), rows)
+    return _table(("", first_way, ALL, last_way, "last less all excerpts, points"), rows)
 
 
 def _share(tally: dict[str, int], share: dict[str, float | None]) -> str:
