@@ -142,6 +142,13 @@ def test_a_number_that_was_worked_out_is_founded_where_the_case_says_so() -> Non
     assert grading.grade(Supported(also=(130,)), text, GIVEN) is None
 
 
+def test_a_check_is_named_as_files_of_cases_name_it() -> None:
+    assert [grading.kind_of(check) for check in (Cites(passages=("1",)), Json(schema={}))] == [
+        "cites",
+        "json",
+    ]
+
+
 def test_checks_are_read_from_json_by_their_kind_and_an_unknown_word_is_an_error() -> None:
     read = msgspec.json.Decoder(Check).decode
     assert read(b'{"kind": "refuses", "because": "missing"}') == Refuses("missing")
