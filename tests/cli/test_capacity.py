@@ -30,6 +30,9 @@ def test_the_textbook_case_is_shown_by_the_tail_and_by_the_mean(capsys: pytest.C
     assert mean.endswith("5 (+30 %)")
     assert "not measured" in shown
     assert "lognormal" in shown
+    thirteen = next(line for line in shown.splitlines() if line.strip().startswith("13 "))
+    assert thirteen.split()[1:6] == ["76.9", "%", "0.0207", "%", "<"]
+    assert "100 %: unstable" in shown
 
 
 @pytest.mark.slow
@@ -128,7 +131,7 @@ def test_a_workload_is_played_to_a_fleet(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     assert "given figures, not measured" in shown
     assert "\nfail\n" in shown
-    assert "kept                         99 %" in shown
+    assert "kept              99 %" in shown
 
 
 PACED = (

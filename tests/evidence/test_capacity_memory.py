@@ -146,7 +146,7 @@ def test_each_promise_of_an_slo_has_a_share_of_its_own() -> None:
     found = judged(
         Slo(
             "x",
-            failure_share_max=0.01,
+            failure_share_max=0.05,
             objectives=(promise(Metric.TTFT, 1000, 0.7), promise(Metric.TOTAL, 2300, 0.9)),
         )
     )

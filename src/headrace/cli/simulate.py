@@ -26,9 +26,9 @@ from headrace.stores.opening import open_local
 _STATUS_HELP = """
 exit status: 0 the promise holds; 1 it doesn't; 2 the operator must change something; 3 not enough runs to say
 """
-_KEPT = "attainment"
+_KEPT, _EXCUSED = "attainment", "excused"
 _SHOWN = (
-    (_KEPT, "kept", share), ("excused", "too long to be promised", share), ("refused", "refused", share), ("busy", "slots in use", share),
+    (_KEPT, "kept", share), (_EXCUSED, "too long to be promised", share), ("refused", "refused", share), ("busy", "slots in use", share),
     ("ttft_p50_s", "TTFT p50", seconds), ("ttft_p99_s", "TTFT p99", seconds),
     ("total_p50_s", "total p50", seconds), ("total_p99_s", "total p99", seconds),
 )  # fmt: skip
@@ -203,6 +203,8 @@ class _Line(NamedTuple):
 def _lines(figures: Figures) -> Iterator[_Line]:
     together = next((each.share for each in figures.kept if each.name == simulate.TOGETHER), None)
     for field, name, write in _SHOWN:
+        if field == _EXCUSED and together is not None:
+            continue
         yield _Line(field, name, together if field == _KEPT else None, getattr(figures, field), write)
         if field == _KEPT and together is None:
             for each in figures.kept:

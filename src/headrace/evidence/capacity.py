@@ -65,6 +65,7 @@ class Answer(NamedTuple):
         slo: What is promised; None where the plan itself says it.
         memory: Of every replica whose memory is known.
         views: By the tail and by the mean, where both are known.
+        fleets, tail_fleets: What several sizes look like at the mean load, by the mean and as if each took the tail's time.
         replicas: That are needed; None where no number of them keeps the promise.
     """
 
@@ -76,6 +77,7 @@ class Answer(NamedTuple):
     sizing: Sizing
     views: TwoViews | None
     fleets: tuple[Occupancy, ...]
+    tail_fleets: tuple[Occupancy, ...]
     replicas: int | None
     situations: tuple[Situation, ...]
     options: tuple[Option, ...]
@@ -164,7 +166,7 @@ def answer(
         else ()
     )
     return Answer(
-        plan, is_measured, slo, memory, time_s, sizing, views, fleets, replicas, situations,
+        plan, is_measured, slo, memory, time_s, sizing, views, fleets, () if views is None else tuple(_tail_fleets(views)), replicas, situations,
         tuple(_options(plan, replicas, slo=slo, is_measured=is_measured, requests_max=requests_max, progress=progress)),
         tuple(_bills(plan, replicas)) if replicas else (),
         tuple(_break_even(plan, replicas)) if replicas else (),
@@ -185,6 +187,15 @@ def _fleets(plan: CapacityPlan, replica: ReplicaTerms, replicas: int | None) -> 
     least = max(1, capacity.whole(load.rate_per_s / full_rate(load, replica)))
     for number in sorted({*range(least, least + _FLEETS), *([replicas] if replicas else [])}):
         yield capacity.occupancy(in_progress, per_replica=replica.at_once, replicas=number)
+
+
+def _tail_fleets(views: TwoViews) -> Iterator[Occupancy]:
+    """Likewise, where what is promised of the slowest is taken for what all take."""
+    tail = views.by_tail
+    for number in range(max(1, tail.carrying), max(1, tail.carrying) + _FLEETS):
+        yield capacity.occupancy(
+            lambda _: tail.in_progress, per_replica=round(tail.per_replica), replicas=number
+        )
 
 
 def _case(

@@ -1,6 +1,6 @@
 """How does a capacity plan read? As sections of a page, which say of every figure where it comes from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headrace.core import money
 from headrace.core.verdicts import Interval, Verdict
@@ -11,7 +11,7 @@ from headrace.evidence.page import WORDS, Section, Table
 from headrace.evidence.plot_axes import Axis, Kind, Limit
 from headrace.evidence.plot_lines import Lines, Series
 from headrace.evidence.simulate import TOGETHER
-from headrace.policies.capacity import Sizing
+from headrace.policies.capacity import Occupancy, Sizing
 from headrace.policies.cost import Bill
 from headrace.policies.memory_plan import MIB
 
@@ -103,13 +103,30 @@ def _sizing(name: str, sizing: Sizing) -> tuple[str, ...]:
 
 
 def _chance(answer: Answer) -> Section:
+    tables = [_occupied(answer.fleets, "By the mean" if answer.tail_fleets else "")]
+    if answer.tail_fleets:
+        tables.insert(
+            0, _occupied(answer.tail_fleets, "Bound by the tail: as if each request took as long as that")
+        )
+    prose = [
+        "At the mean load. A replica is full by chance before the fleet is (Poisson), unless one queue gives each free slot to"
+        " its first (Erlang C). What is spare pays for uneven spread, bursts and a lost replica, hardly for chance.",
+    ]
+    if answer.is_bound_by_prompts:
+        prose.append(
+            "These are slots, of which there are more than enough: what is short here is time for prompts."
+        )
+    return Section("What chance and a loss do", prose, tables)
+
+
+def _occupied(fleets: Sequence[Occupancy], caption: str) -> Table:
     rows = [
         (
             str(each.replicas), share(each.utilisation) if each.is_stable else f"{share(each.utilisation)}: unstable",
             _seldom(each.full_share), _seldom(each.waiting_share),
             share(each.utilisation_after_loss) if each.replicas > 1 else "none left", _seldom(each.full_share_after_loss),
         )
-        for each in answer.fleets
+        for each in fleets
     ]  # fmt: skip
     columns = (
         "replicas",
@@ -119,15 +136,7 @@ def _chance(answer: Answer) -> Section:
         "with one lost",
         "then full",
     )
-    prose = [
-        "At the mean load. A replica is full by chance before the fleet is (Poisson), unless one queue gives each free slot to"
-        " its first (Erlang C). What is spare pays for uneven spread, bursts and a lost replica, hardly for chance.",
-    ]
-    if answer.is_bound_by_prompts:
-        prose.append(
-            "These are slots, of which there are more than enough: what is short here is time for prompts."
-        )
-    return Section("What chance and a loss do", prose, [Table(columns, rows)])
+    return Table(columns, rows, caption)
 
 
 def _seldom(chance: float) -> str:
