@@ -49,7 +49,7 @@ class Engine(NamedTuple):
         return 1000 * self.slots / (self.ttft_ms + (self.tokens - 1) * self.itl_ms)
 
 
-ENGINES = (Engine(1, 80, 8, 20), Engine(4, 120, 10, 32), Engine(8, 200, 15, 32))
+ENGINES = (Engine(1, 60, 6, 12), Engine(4, 60, 6, 20), Engine(8, 80, 8, 20))
 
 
 def _measured(engine: Engine, folder: Path, level_s: float) -> dict[str, Any]:
