@@ -193,10 +193,10 @@ def test_a_sweep_that_runs_out_of_callers_or_time_proves_no_end() -> None:
 
 def test_quality_is_asked_at_rest_and_beside_the_load_and_judged_case_by_case() -> None:
     server = Server(slots=2)
-    asked_after: list[int] = []
+    asked_after: list[tuple[int, int]] = []
 
-    async def ask() -> list[Mark]:
-        asked_after.append(len(server.loads))
+    async def ask(at_once: int) -> list[Mark]:
+        asked_after.append((len(server.loads), at_once))
         under_load = bool(server.loads)
         return [
             Mark.RIGHT,
@@ -212,7 +212,8 @@ def test_quality_is_asked_at_rest_and_beside_the_load_and_judged_case_by_case() 
     assert (found.cases, found.idle_errors, found.loaded_errors) == (4, 0, 1)
     assert found.judgement.verdict is Verdict.INCONCLUSIVE, "so few show nothing"
     assert (record.levels[-1].quality_right, record.levels[-1].quality_asked) == (2, 4)
-    assert asked_after[0] == 0
+    assert asked_after[0] == (0, 2)
+    assert asked_after[1][1] == 1, "a case at a time beside two callers: more would be the load"
     assert server.loads[-1][1] == record.saturation[0].concurrency, "at the knee"
 
 

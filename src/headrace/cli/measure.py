@@ -37,7 +37,6 @@ from headrace.stores.opening import open_local
 from headrace.telemetry import hardware
 
 _CLOCK = SystemClock()
-_ASKED_AT_ONCE = 2
 _STATUS_HELP = """
 exit status: 0 an end was shown, and all asked for was measured; 1 memory grows at constant load, or answers are worse beside the
 load; 2 the operator must change something; 3 no end was shown: it can do at least this, or too few cases to tell; 4 nothing could
@@ -371,11 +370,12 @@ def _ask(arguments: argparse.Namespace, data: Path, asked: Target) -> measure.As
         cases = msgspec.structs.replace(cases, cases=spread)
     if case_files.needs_judge(cases.cases):
         raise ConfigError(f"{arguments.quality} has cases with a rubric, which `measure` has no judge for")
-    terms = quality.Terms(concurrency=_ASKED_AT_ONCE)
 
-    async def ask() -> Sequence[Mark]:
+    async def ask(at_once: int) -> Sequence[Mark]:
         candidate = _asker(asked, deadline_s=120.0)
-        report = await quality.run(cases, candidate=candidate, accepted=None, terms=terms, clock=_CLOCK)
+        report = await quality.run(
+            cases, candidate=candidate, accepted=None, terms=quality.Terms(concurrency=at_once), clock=_CLOCK
+        )
         return [case.candidate for case in report.cases]
 
     return ask

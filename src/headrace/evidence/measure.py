@@ -36,6 +36,7 @@ CONFIRM_SHARES = (0.5, 0.8, 0.95)
 HELD_MIN_S = 30.0
 """A load that was held for less says nothing of memory: what grows in the first seconds is a start, and no drift."""
 MARGIN, ALPHA = 0.05, 0.05
+_ASKED_AT_ONCE = 2
 _WARMUP_REQUESTS = 1.5
 _WINDOW_REQUESTS = 10
 
@@ -110,7 +111,8 @@ class Subject:
     version: str = ""
 
 
-Ask = Callable[[], Awaitable[Sequence[Mark]]]
+Ask = Callable[[int], Awaitable[Sequence[Mark]]]
+"""Puts cases of quality to the model, so many at once, and says what became of each, in their order."""
 Tell = Callable[[str], None]
 IsSlow = Callable[[LoadRun], bool]
 
@@ -121,7 +123,7 @@ class Measurement:
     State: `_levels` that were done; `_nonce`, so that no level asks what another has asked; `_revisions` that answered.
 
     Args:
-        ask: Puts cases of quality to the model, and says what became of each; None asks none.
+        ask: None asks none.
         is_slow: Whether a level is beyond what its caller promises.
     """
 
@@ -165,7 +167,7 @@ class Measurement:
         idle: Sequence[Mark] | None = None
         if self._ask is not None:
             self._tell("quality, with nothing else to do")
-            idle = await self._ask()
+            idle = await self._ask(_ASKED_AT_ONCE)
         swept = [await self._sweep(shape) for shape in self._terms.shapes]
         found = [each for each in swept if each is not None]
         if found:
@@ -264,7 +266,9 @@ class Measurement:
         before = len(self._levels)
         kept: list[Level] = []
         async with asyncio.TaskGroup() as group:
-            asked = group.create_task(_answered(self._ask))
+            # Few beside many: the load is to be that of the knee, and what the cases add isn't.
+            beside = max(1, min(_ASKED_AT_ONCE, found.concurrency // 4))
+            asked = group.create_task(_answered(self._ask, beside))
             while True:
                 is_beside = not asked.done()
                 level, _ = await self._level(shape, callers=found.concurrency)
@@ -398,5 +402,5 @@ def _saturation(shape: Shape, knee: Knee, levels: Sequence[Level]) -> Saturation
     )
 
 
-async def _answered(ask: Ask | None) -> Sequence[Mark] | None:
-    return None if ask is None else await ask()
+async def _answered(ask: Ask | None, at_once: int) -> Sequence[Mark] | None:
+    return None if ask is None else await ask(at_once)
