@@ -187,9 +187,9 @@ def _times(found: Quantiles) -> str:
 
 
 def _pace(found: Pace) -> Section:
-    prefill = (
-        f"{number(found.prefill_tokens_per_s)} tokens/s" if found.prefill_tokens_per_s else "not measurable"
-    )
+    prompt = "; what a longer prompt adds can't be told from these lengths"
+    if found.prefill_tokens_per_s:
+        prompt = f" and the prompt at {number(found.prefill_tokens_per_s)} tokens/s"
     rows = [
         (metric, share(found.errors.get(metric)), share(found.held_out_errors.get(metric)))
         for metric in ("ttft", "tpot", "total", "requests_per_s")
@@ -197,7 +197,7 @@ def _pace(found: Pace) -> Section:
     return Section(
         "Pace, for simulations",
         (
-            f"First token: {seconds(found.overhead_s)} and the prompt at {prefill}."
+            f"First token: {seconds(found.overhead_s)}{prompt}."
             f" Each further token: {seconds(found.step_s)}, and {seconds(found.step_per_active_s)} for each request at once.",
         ),
         (
