@@ -189,6 +189,18 @@ def test_what_is_refused_is_no_answer() -> None:
     assert found.verdict is Verdict.FAIL
 
 
+def test_what_no_request_gets_that_has_a_replica_to_itself_is_not_looked_for_in_larger_fleets() -> None:
+    """Every fifth takes 2 s to its first token, wherever it is: 90 % within 1 s is out of reach, 70 % is not."""
+    pace = Pace(slots=4, prefill_tokens_per_s=1000.0, step_s=0.01, step_per_active_s=0.0)
+    found = []
+    for share in (0.9, 0.7):
+        slo = Slo("x", objectives=(promise(Metric.TTFT, 1000, share),))
+        case = Case(works, pace, promise_of_slo(slo), 200.0, slo=slo)
+        found.append(simulate.fewest(case, least=1, seeds=(1,)))
+    assert found[0] is None
+    assert found[1] is not None
+
+
 def test_pauses_in_streams_are_left_out_and_that_is_said() -> None:
     itl, ttft = promise(Metric.ITL, 500, 0.9), promise(Metric.TTFT, 1000, 0.9)
     slo, notes = simulated(Slo("x", objectives=(itl, ttft)))

@@ -210,9 +210,39 @@ def _seen(end: End) -> Seen:
     )
 
 
+def _is_kept_alone(case: Case, seed: int) -> bool:
+    """Whether the promises would be kept if each request had a replica to itself, which no fleet can better."""
+    pace, promise = case.pace, case.promise
+    step_s = pace.step_of_s(1)
+    ends = []
+    for work in case.works(seed):
+        ttft_s = pace.overhead_s + (work.prompt_tokens - work.cached_tokens) / pace.prefill_tokens_per_s
+        total_s = ttft_s + max(0, work.output_tokens - 1) * step_s
+        itl_s = step_s if work.output_tokens > 1 else 0.0
+        is_well = ttft_s <= promise.ttft_s and itl_s <= promise.tpot_s and total_s <= promise.total_s
+        sizes = (work.prompt_tokens, work.output_tokens)
+        ends.append(
+            End(
+                work.arrival_s,
+                Outcome.DELIVERED,
+                is_well,
+                0.0,
+                ttft_s,
+                total_s,
+                itl_s,
+                work.output_tokens,
+                0,
+                sizes,
+            )
+        )
+    _, tallies = _reached(case, ends)
+    shares = dict(_promised(case))
+    return all(each.good >= shares[name] * each.counted for name, each in tallies.items())
+
+
 def fewest(case: Case, *, least: int, seeds: Sequence[int]) -> int | None:
     """The smallest fleet that keeps what is promised in the mean of the runs; by bisection, as more is never worse.
-    None if not even REPLICAS_MAX do.
+    None if not even REPLICAS_MAX do, or if it would not be kept by as many as there are requests.
 
     Args:
         least: Fewer can't carry the load; at least 1.
@@ -222,6 +252,8 @@ def fewest(case: Case, *, least: int, seeds: Sequence[int]) -> int | None:
         kept = replicate(case, replicas, seeds=seeds).kept
         return all((each.reached.estimate or 0.0) >= each.share for each in kept)
 
+    if not case.pace.prefixes_max and not _is_kept_alone(case, seeds[0]):
+        return None
     too_few, enough = least - 1, least
     while not holds(enough):
         too_few, enough = enough, enough + max(1, (enough - least) * 2 or enough // 10)
