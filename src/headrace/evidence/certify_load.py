@@ -18,7 +18,7 @@ from headrace.evidence.certify import NotMade, Stage, Terms
 from headrace.evidence.drill_instance import DrillError
 from headrace.evidence.load_terms import REQUESTS_MAX, LoadTerms
 from headrace.evidence.target import Target
-from headrace.policies import certification, load_figures, load_levels, load_report, quantiles, slo_requests
+from headrace.policies import certification, load_levels, load_report, quantiles, slo_requests
 from headrace.policies.certification import (
     ALPHA,
     Asked,
@@ -30,7 +30,7 @@ from headrace.policies.certification import (
     share_at_most,
     told,
 )
-from headrace.policies.load_figures import Measure, Since
+from headrace.policies.load_figures import Measure
 from headrace.policies.slo import attainment
 
 PACE, SERVICE_S, RATE, QUALIFIED = "pace_per_s", "service_s", "rate_per_s", "qualified_share"
@@ -109,9 +109,13 @@ async def _at_best(stage: Stage, slots: int) -> LoadRun:
 
 
 def _busy(answered: Sequence[LoadRecord]) -> Iterator[tuple[str, float]]:
-    """What 19 of 20 take at most while all slots are busy."""
-    for name, measure in zip(_BUSY.values(), (Measure.TTFT, Measure.TPOT, Measure.TOTAL), strict=True):
-        taken = [load_figures.taken_s(record, measure, Since.INTENDED) for record in answered]
+    """What 19 of 20 take at most while all slots are busy, each measure as a promise counts it."""
+    seen = [slo_requests.of_record(record) for record in answered]
+    for name, taken in (
+        (_BUSY[Metric.TTFT], [each.ttft_s for each in seen]),
+        (_BUSY[Metric.TPOT], [each.tpot_s for each in seen]),
+        (_BUSY[Metric.TOTAL], [each.total_s for each in seen]),
+    ):
         if known := sorted(value for value in taken if value is not None):
             yield name, quantiles.nearest_rank(known, 0.95)
 
