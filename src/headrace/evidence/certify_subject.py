@@ -49,7 +49,7 @@ class Subject:
         owner, other: Two tenants without limits; at a URL there is one key, and nobody else.
         limited: A tenant that may send LIMITED_REQUESTS at once.
         running: None at a URL.
-        judge: A tenant whose requests are the cases of a set; `judged` of them were asked.
+        judge: A tenant whose requests are the cases of a set, of which there are `judged`; so many were `answered`.
         ca_file: As a target has it.
         spoilt: The reason why later steps can't be made, after one that left something broken.
         is_cut: A step was ended amid its requests: what became of them nobody knows.
@@ -66,6 +66,7 @@ class Subject:
     watch: Watch | None = None
     history: list[Asked] = field(default_factory=list)
     judged: int = 0
+    answered: int = 0
     ca_file: str = ""
     spoilt: str = ""
     is_cut: bool = False
