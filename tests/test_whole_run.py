@@ -18,6 +18,11 @@ def failing(*names: str, status: int = 1) -> Outcomes:
     return Outcomes(status=status, passed={"other"}, failed=dict.fromkeys(names, "it said so"))
 
 
+def test_a_plugin_is_one_among_others() -> None:
+    """Where folders have hooks of their own, pytest keeps its plugins in a set."""
+    assert {GOOD, Outcomes(status=0, passed={"other"})} - {GOOD}
+
+
 def test_a_run_in_which_all_pass_is_green() -> None:
     assert not to_try_again(GOOD, GOOD)
     verdict = judge(GOOD, GOOD, None)

@@ -12,7 +12,7 @@ import pytest
 LINES_MAX, LINE_LENGTH_MAX = 6, 200
 
 
-class Outcomes(msgspec.Struct):
+class Outcomes(msgspec.Struct, eq=False):
     """How the tests of one run ended, by their names.
 
     Attributes:
