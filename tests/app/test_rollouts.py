@@ -17,7 +17,7 @@ from tests.support.certificates import self_signed
 from tests.support.fleet import AT_ONCE, Callers, Fleet, fleet
 from tests.support.provider import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROLLOUT: dict[str, Any] = {
     "steps": [{"weight": 20, "min_requests": 40}, {"weight": 50, "min_requests": 60}],
@@ -55,7 +55,7 @@ def until_over(running: Fleet, *, candidate: int = 2) -> dict[str, Any]:
         return told if told is not None and told["candidate"] == candidate else None
 
     found: dict[str, Any] = wait_until(
-        last, limit_s=120.0, what=f"the end of the rollout: {rollout(running)}"
+        last, limit_s=180.0, what=lambda: f"the end of the rollout: {rollout(running)}"
     )
     return found
 

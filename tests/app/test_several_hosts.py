@@ -188,10 +188,13 @@ def test_the_store_down_slow_stopped_and_emptied(own_valkey: ValkeyServer, tmp_p
             wait_until(lambda: not any(map(is_sharing, both)), what="the store to be slow")
             admitted_more(20)
             wait_until(lambda: all(map(is_sharing, both)), what="the store to be had again")
-            outages = said(both[0], "limits.failing")
+            outages = [said(each, "limits.failing") for each in both]
             own_valkey.signal(signal.SIGSTOP)
             wait_until(
-                lambda: all(said(each, "limits.failing") > outages for each in both), what="the silence"
+                lambda: all(
+                    said(each, "limits.failing") > before for each, before in zip(both, outages, strict=True)
+                ),
+                what="the silence",
             )
             admitted_more(40)
             own_valkey.signal(signal.SIGCONT)

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -56,6 +57,7 @@ def watched(
 
 def test_a_flood_of_unknown_keys_never_shortens_the_time_between_two_looks() -> None:
     """T40: ten thousand of them a second. When the next one may follow is published beforehand."""
+    began_s = time.monotonic()
     with issuer_server() as server:
 
         def flood(seen: list[KeySet], issuers: Issuers) -> bool:
@@ -65,7 +67,8 @@ def test_a_flood_of_unknown_keys_never_shortens_the_time_between_two_looks() -> 
             return len(seen) >= 6
 
         seen = watched(server, flood)
-        assert all(later - earlier > 0.9 * GAP_S for earlier, later in pairwise(server.looks_s))
+        # Each on its own may come to the server late, so the gap before the next one says nothing.
+        assert all(look_s - began_s > 0.9 * number * GAP_S for number, look_s in enumerate(server.looks_s))
         assert all(later.next_look_s - earlier.next_look_s >= GAP_S for earlier, later in pairwise(seen))
         assert server.discoveries == 1
 

@@ -56,7 +56,9 @@ QUEUED = [
     (Reason.WAIT_TOO_LONG, UNSTARTED),
 ]
 TIME_OVER = (Reason.QUEUE_TIME_OVER, UNSTARTED)
-DEADLINES_MS = {Reason.DEADLINE: 3000, Reason.WAIT_TOO_LONG: SERVICE_MS // 4}
+# Of so many requests none was held, and a wait is expected that is short and sure.
+SHORT_ONES = 20
+DEADLINES_MS = {Reason.DEADLINE: 4000, Reason.WAIT_TOO_LONG: SERVICE_MS // 4}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,10 @@ def test_what_ends_in_the_queue_ends_as_the_table_says(narrow: Rig, row: Row, wa
     """T6, T9."""
     reason = row[0]
     headers = way.headers
+    if reason is Reason.DEADLINE:  # who held the slot in other tests was at work for long, as far as is known
+        for _ in range(SHORT_ONES):
+            assert narrow.ask().status == 200
+        narrow.wait_until_idle()
     if reason in DEADLINES_MS:
         headers += f"x-headrace-deadline-ms: {DEADLINES_MS[reason]}\r\n"
     with (
