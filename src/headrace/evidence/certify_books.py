@@ -63,6 +63,8 @@ async def reconcile(stage: Stage) -> None:
 
 async def _compare_counters(stage: Stage) -> None:
     """While nobody else asks: what the engines count is what is recorded, token for token."""
+    # What was asked before and left is counted when its slot is given back.
+    await stage.here.idle_after_s(stage.clock, since_s=stage.clock.now_s(), limit_s=_SETTLE_LIMIT_S)
     before = await _output_tokens(stage)
     if before is None:
         stage.notes.append("the engine has no counter of tokens to compare with")
