@@ -149,7 +149,7 @@ def crowd(running: Provider, engine: ScriptedEngine, key: str, single: str) -> N
     with ExitStack() as stack:
         for of in (single, single, key, key, key, key):
             connection = stack.enter_context(running.connect())
-            connection.sendall(head("x-headrace-deadline-ms: 300\r\n" if of == key else "", of=of) + raw)
+            connection.sendall(head("x-headrace-deadline-ms: 20000\r\n" if of == key else "", of=of) + raw)
         wait_until(
             lambda: _ends(running) >= {Reason.QUEUE_FULL, Reason.CONCURRENCY_LIMITED}, what="a full queue"
         )

@@ -39,7 +39,7 @@ RATE_PER_S = 20.0
 # A machine that does other things too is slow; what a defect does is slower still, or another thing altogether.
 PATIENT = Bounds(
     ttft_s=20.0, tpot_s=5.0, cancel_s=1.5, refusal_s=20.0, goodput_share=0.2, revoked_s=20.0,
-    unanswered_s=30.0, recovery_s=90.0, quality_floor=0.8, memory_bytes_per_request=16_384.0, leak_p=0.01,
+    unanswered_s=30.0, recovery_s=90.0, quality_floor=0.8, memory_bytes_per_request=16_384.0, leak_p=0.01, failure_share=0.1,
 )  # fmt: skip
 CLOCK = SystemClock()
 Made = tuple[ServiceCard, dict[str, StepReport]]

@@ -6,10 +6,10 @@ from tests.support.provider import Provider
 
 
 def words(service: Provider, *, right: list[str]) -> None:
-    """An acceptance set of twenty cases, and a tuning set, to each of which one of these words is the right answer."""
+    """An acceptance set of forty cases, enough for two looks, and a tuning set, to each of which one of these words is the right answer."""
     folder = service.data / "cases" / "words"
     folder.mkdir(parents=True)
-    for kind, count in (("acceptance", 20), ("tuning", 1)):
+    for kind, count in (("acceptance", 40), ("tuning", 1)):
         header = {"name": "words", "set": kind, "version": 1, "instructions": {"en": "Say a word."}}
         cases = [
             {
