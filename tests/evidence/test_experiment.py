@@ -1,21 +1,25 @@
 """An experiment on real servers finds what is known to be faster, claims nothing of what isn't, and goes on after it was killed."""
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.config import surroundings
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import HeadraceError
 from headrace.core.experiments import BASELINE, Arm
 from headrace.evidence import experiment, experiment_arms, experiment_page
+from headrace.evidence.target import Target
 from headrace.policies import experiments as rules
 from tests.support.scripted import scripted_engine
 
@@ -188,6 +192,29 @@ def test_another_workload_or_deployment_is_another_experiment(tmp_path: Path) ->
     assert experiment_arms.setting(file, data=tmp_path).digest == first.digest
     (tmp_path / "steady.toml").write_text(WORKLOAD.replace("value = 10", "value = 11"))
     assert experiment_arms.setting(file, data=tmp_path).digest != first.digest
+
+
+@pytest.mark.parametrize("cause", [TypeError("a mistake of ours"), HeadraceError("it doesn't start")])
+def test_a_level_that_cannot_be_served_is_a_finding_and_a_mistake_of_ours_is_none(
+    tmp_path: Path, cause: Exception
+) -> None:
+    @asynccontextmanager
+    async def serve(setting: Any, arm: Arm, *, clock: Clock) -> AsyncIterator[Target]:
+        raise ExceptionGroup("of tasks", [ExceptionGroup("of their own", [cause])])
+        yield
+
+    urls = {"baseline": "http://127.0.0.1:9", "other": "http://127.0.0.1:10"}
+    file = written(tmp_path, on_engines(urls, blocks=3, duration_s=0.6))
+    setting = experiment_arms.setting(file, data=tmp_path)
+    kept = experiment.Kept(tmp_path / "data", setting)
+    ran = experiment.run(setting, kept, clock=SystemClock(), serve=serve)
+    if isinstance(cause, HeadraceError):
+        asyncio.run(ran)
+        assert {each.void for each in kept.repetitions()} == {("it could not be made: it doesn't start",)}
+    else:
+        with pytest.raises(ExceptionGroup):
+            asyncio.run(ran)
+        assert not kept.repetitions()
 
 
 def test_two_runs_of_one_experiment_are_refused_and_a_spoilt_file_is_named(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def drive(aimed: Target, workload: Workload, terms: LoadTerms, *, processes: int
             aimed, workload, terms, clock=CLOCK, processes=processes, progress=progress.tell
         )
     except BaseExceptionGroup as errors:
+        # Of tasks that end together the first is the cause, and is told as if it had been alone.
         raise leaves(errors)[0] from None
     finally:
         progress.end()

@@ -283,6 +283,7 @@ def _measured(arguments: argparse.Namespace, data: Path, found: Replicas, asked:
     try:
         return asyncio.run(measurement.run())
     except BaseExceptionGroup as errors:
+        # Of tasks that end together the first is the cause, and is told as if it had been alone.
         raise leaves(errors)[0] from None
 
 

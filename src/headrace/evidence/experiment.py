@@ -17,7 +17,7 @@ import msgspec
 import headrace
 from headrace.core.chance import Seeded
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError, leaves
 from headrace.core.experiments import BASELINE, Arm, Repetition
 from headrace.core.load_records import LoadRun
 from headrace.evidence import experiment_arms, quality
@@ -160,8 +160,11 @@ class _Going:
                 )
                 marks = await self._marks(arm, target)
         except (HeadraceError, OSError, BaseExceptionGroup) as error:
+            causes = leaves(error)
+            if not all(isinstance(each, HeadraceError | OSError) for each in causes):
+                raise
             # One arm that can't be served is a finding; the others' blocks still say what they say.
-            cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+            cause = causes[0]
             return Repetition(
                 arm=arm.name,
                 block=block,
